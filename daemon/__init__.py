@@ -1,0 +1,1 @@
+"""The ckptfs process: configuration, command line, control socket, background work, lifetime."""

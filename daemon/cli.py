@@ -1,0 +1,78 @@
+"""The command line: `ckptfs COMMAND …`.
+
+One rule: exit 0 for fine, 1 when the check failed or the thing asked for is wrong, 2 for bad usage;
+an error is one line on stderr that says what and what to do. A traceback is a bug of ours.
+
+What only some commands need is imported by them: `ckptfs log` is to start in a moment.
+
+Source: ARCHITECTURE.md, section 8 (a contract; scripts depend on it).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ckptfs.daemon import cli_checks, cli_lifetime, cli_versions
+from ckptfs.daemon.cli_output import Failed, one_line
+from ckptfs.store.errors import CkptfsError
+
+INTERRUPTED = 130
+
+
+def make_app() -> typer.Typer:
+    """All commands."""
+    app = typer.Typer(
+        name="ckptfs",
+        help="A file system for training checkpoints: every save becomes a version.",
+        add_completion=False,
+        no_args_is_help=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    for group in (cli_lifetime, cli_versions, cli_checks):
+        group.register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The program: ends the process with its exit code."""
+    code = run(sys.argv[1:] if arguments is None else list(arguments))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command; its exit code. Says on stderr what went wrong, if anything did."""
+    sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+    try:
+        typer.main.get_command(make_app()).main(
+            args=list(arguments) or ["--help"], prog_name="ckptfs", standalone_mode=False
+        )
+    except Failed as e:
+        return e.code
+    except typer.Exit as e:
+        return e.exit_code
+    except typer.TyperException as e:
+        return _complain(f"{e.format_message()} (`ckptfs --help` lists what there is)", e.exit_code)
+    except CkptfsError as e:
+        return _complain(str(e), 1)
+    except BrokenPipeError:
+        return 1
+    except OSError as e:
+        name = f": {os.fsdecode(e.filename)}" if e.filename else ""
+        return _complain(f"{e.strerror or e}{name}", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return 0
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"ckptfs: {one_line(message)}", file=sys.stderr)
+    return code

@@ -1,0 +1,94 @@
+"""Commands about the state of things: status, verify, du, gc.
+
+One rule: as in cli_versions.py. `verify` ends with 1 when something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, cast
+
+import typer
+
+from ckptfs.daemon.cli_output import (
+    AsJson,
+    Failed,
+    StoreDir,
+    human_bytes,
+    print_json,
+    progress_shown,
+    say,
+    show_status,
+)
+
+MaybeVersion = Annotated[str, typer.Argument(metavar="PATH[@VERSION]")]
+MaybePath = Annotated[str | None, typer.Argument(metavar="PATH", help="Something on the mount that is meant.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    for command in (status, verify, du, gc):
+        app.command()(command)
+
+
+def status(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = False) -> None:
+    """Show how a mount is: its write path, its units, its space."""
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened, the_only_mount
+
+    if path is None:
+        path = the_only_mount() if store is None else "/"
+    with opened(path, store) as (source, inner):
+        answer = cast("Mapping[str, object]", source.ask(messages.Status(path=inner)))
+    print_json(answer) if as_json else show_status(answer)
+
+
+def verify(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:
+    """Read a version (the latest, if none is named) and hash it again, chunk by chunk."""
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+
+    with opened(path, store) as (source, inner), progress_shown("verify") as on_progress:
+        answer = cast("Mapping[str, object]", source.ask(messages.Verify(path=inner), on_progress))
+    corrupt = cast("Sequence[Mapping[str, object]]", answer["corrupt"])
+    if as_json:
+        print_json(answer)
+    else:
+        for one in corrupt:
+            tensor = f", tensor {one['tensor']}" if one["tensor"] else ""
+            say(f"corrupt: {one['path']}{tensor}: chunk {one['chunk']} at {one['place']}")
+        checked = human_bytes(cast(int, answer["checked_bytes"]))
+        say(f"{answer['name']}: {checked} in {answer['chunks']} chunks checked, {len(corrupt)} corrupt")
+    if corrupt:
+        raise Failed(1)
+
+
+def du(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:
+    """Show what a unit takes: every content in its history and on the mount counts once.
+
+    With @VERSION only what that version holds. logical_bytes: the files' sizes (a file that did not
+    change from one version to the next counts once); unique_bytes: the distinct chunks of them;
+    stored_bytes: what these take in the store.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+
+    with opened(path, store) as (source, inner):
+        answer = cast("Mapping[str, object]", source.ask(messages.Du(path=inner)))
+    if as_json:
+        print_json(answer)
+        return
+    logical, unique, stored = (cast(int, answer[f"{key}_bytes"]) for key in ("logical", "unique", "stored"))
+    say(f"logical {human_bytes(logical)}, unique {human_bytes(unique)}, stored {human_bytes(stored)}")
+
+
+def gc(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = False) -> None:
+    """Give back the space of what no version and no file refers to any more."""
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened, the_only_mount
+
+    if path is None:
+        path = the_only_mount() if store is None else "/"
+    with opened(path, store) as (source, inner):
+        answer = cast("Mapping[str, object]", source.ask(messages.Gc(path=inner)))
+    print_json(answer) if as_json else say(f"{human_bytes(cast(int, answer['freed_bytes']))} given back")

@@ -1,0 +1,167 @@
+"""How a command shows its answer: JSON for scripts, a table or a sentence for people.
+
+One rule: `--json` prints what the daemon answered and nothing else; text for people may change, JSON
+keys may only be added.
+
+Names of files and tags are other people's bytes: control characters in them are shown, not obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from ckptfs.daemon.messages import Progress
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+StoreDir = Annotated[
+    str | None,
+    typer.Option("--store", metavar="DIR", help="Ask this store, not a mount; PATH is then as seen from the mount."),
+]
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_WIDE = 10_000
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+class Failed(Exception):
+    """The command has said all it had to say; the process ends with `code`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def print_json(answer: object) -> None:
+    """One JSON value on stdout."""
+    print(json.dumps(answer, indent=2 if sys.stdout.isatty() else None))
+
+
+def one_line(text: str) -> str:
+    """`text` with everything that a terminal might obey made visible."""
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else _escaped(c) for c in text)
+
+
+def say(text: str) -> None:
+    """A sentence on stdout."""
+    print(one_line(text))
+
+
+def human_bytes(count: int) -> str:
+    """1536 as "1.5 KiB"."""
+    size = float(count)
+    for unit in _UNITS:
+        if size < 1024 or unit == _UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def human_age(seconds: float) -> str:
+    """90 as "1 min"."""
+    for limit, divisor, word in ((_MINUTE, 1, "s"), (_HOUR, _MINUTE, "min"), (2 * _DAY, _HOUR, "h")):
+        if seconds < limit:
+            return f"{max(0, int(seconds / divisor))} {word}"
+    return f"{int(seconds / _DAY)} d"
+
+
+def show_log(versions: Sequence[Mapping[str, object]]) -> None:
+    """The versions of a unit as a table, the newest last."""
+    if not versions:
+        say("no versions yet")
+        return
+    rows = [_log_row(version, time.time_ns()) for version in versions]
+    show_table(("no", "name", "age", "state", "step", "tags", "missing"), rows)
+
+
+def show_status(status: Mapping[str, object]) -> None:
+    """One screen about a mount or a store."""
+    for label, text in _status_lines(status):
+        say(f"{label:<12}{text}")
+    units = cast("Sequence[Mapping[str, object]]", status["units"])
+    if units:
+        print()
+        show_table(("unit", "versions", "newest complete", "age"), [_unit_row(unit) for unit in units])
+
+
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout; not folded where stdout is no terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    _console().print(table)
+
+
+@contextmanager
+def progress_shown(what: str) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar on stderr while the block runs, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.DownloadColumn(binary_units=True),
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda p: bar.update(task, completed=p.done, total=p.total or None)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=_WIDE, no_color=True)
+
+
+def _log_row(version: Mapping[str, object], now_ns: int) -> list[str]:
+    step, missing = version["step"], cast("Sequence[str]", version["missing"])
+    tags = [*cast("Sequence[str]", version["tags"]), *(["(pinned)"] if version.get("pinned") else [])]
+    return [
+        str(version["number"]),
+        str(version["name"]),
+        human_age((now_ns - cast(int, version["time_ns"])) / 1e9),
+        str(version["state"]),
+        "" if step is None else str(step),
+        " ".join(tags),
+        "; ".join(missing),
+    ]
+
+
+def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    yield "ckptfs", str(status["version"])
+    if status.get("mountpoint"):
+        yield "mount", str(status["mountpoint"])
+    yield "store", str(status["store"])
+    yield "write path", f"{status['write_path']} ({status['why']})" if status["write_path"] else str(status["why"])
+    yield "stored", human_bytes(cast(int, status["stored_bytes"]))
+    yield "free", human_bytes(cast(int, status["free_bytes"]))
+    yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
+
+
+def _unit_row(unit: Mapping[str, object]) -> list[str]:
+    newest, age = unit["newest_complete"], unit["newest_complete_age_s"]
+    name = f"{unit['name']}{'' if unit['live'] else ' (removed)'}"
+    return [name, str(unit["versions"]), str(newest or ""), "" if age is None else human_age(cast(float, age))]
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,131 @@
+"""The configuration: one TOML file, every key with a default, unknown keys refused.
+
+One rule: a key is accepted only if this version acts on it. A key that later versions will know is
+refused by its name, so that nobody relies on what does not happen yet.
+
+Source: ARCHITECTURE.md, section 8.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from ckptfs.store.errors import InvalidRequest
+
+_LATER = frozenset({"policy", "remote", "copies", "key"})
+_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40, "PI": 1 << 50}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?i?)b?\s*", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one mount is told.
+
+    `settle_s` is how long a directory must be quiet before it is published, `settle_max_s` how long
+    a change waits at most for its unit to be quiet. `units` are globs of directories that are
+    versioned as a whole. `min_free` is the space that history gives way to: bytes, a size with a
+    unit ("10GiB"), a share of the disk ("5%"), or "auto".
+    """
+
+    settle_s: Seconds = 2.0
+    settle_max_s: Seconds = 30.0
+    units: tuple[str, ...] = ()
+    min_free: int | str = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    write_path: Literal["auto", "plain"] = "auto"
+
+    def min_free_bytes(self, disk_bytes: int) -> int | None:
+        """The space to keep free on a disk of `disk_bytes`; None where ckptfs is to choose."""
+        if self.min_free == "auto":
+            return None
+        if isinstance(self.min_free, str) and (share := _PERCENT.fullmatch(self.min_free)):
+            return int(disk_bytes * float(share[1]) / 100)
+        return size_bytes(self.min_free)
+
+
+def load_config(path: str | None) -> Config:
+    """The configuration in the file `path`, or the defaults; InvalidRequest says what is wrong with it."""
+    if path is None:
+        return Config()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        raise InvalidRequest(f"cannot read the configuration {path}: {reason}") from None
+    try:
+        return parse_config(text)
+    except InvalidRequest as e:
+        raise InvalidRequest(f"{path}: {e}") from None
+
+
+def parse_config(text: str) -> Config:
+    """The configuration in the TOML `text`; InvalidRequest says what is wrong with it."""
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
+        raise InvalidRequest(f"not TOML: {e}") from None
+    for key in table:
+        _check_key(key)
+    try:
+        config = msgspec.convert(table, Config)
+    except msgspec.ValidationError as e:
+        raise InvalidRequest(_sentence(str(e))) from None
+    if "settle_max_s" not in table:
+        config = msgspec.structs.replace(config, settle_max_s=max(config.settle_max_s, config.settle_s))
+    _check_values(config)
+    return config
+
+
+def size_bytes(size: int | str) -> int:
+    """Bytes of a size as people write it: 1000, "1000", "10GB" (powers of ten), "10GiB" (of two)."""
+    if isinstance(size, int):
+        return size
+    found = _SIZE.fullmatch(size)
+    if found is None:
+        raise InvalidRequest(f'{size!r} is not a size; write bytes, "10GiB" or "5%"')
+    letters = found[2].upper()
+    factor = _BINARY.get(letters) or _UNITS.get(letters)
+    if factor is None:
+        raise InvalidRequest(f'{size!r} is not a size; write bytes, "10GiB" or "5%"')
+    return int(float(found[1]) * factor)
+
+
+def _check_key(key: str) -> None:
+    known = Config.__struct_fields__
+    if key in known:
+        return
+    if key in _LATER:
+        raise InvalidRequest(f"`{key}` has no effect in this version of ckptfs; take it out")
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known keys are {', '.join(known)}"
+    raise InvalidRequest(f"unknown key `{key}`; {hint}")
+
+
+def _check_values(config: Config) -> None:
+    if config.settle_max_s < config.settle_s:
+        raise InvalidRequest("`settle_max_s` is shorter than `settle_s`")
+    for glob in config.units:
+        parts = glob.split("/")[1:]
+        if not glob.startswith("/") or not parts or any(part in ("", ".", "..") for part in parts):
+            raise InvalidRequest(f'`units`: {glob!r} is not a glob of directories such as "/*/*"')
+    if isinstance(config.min_free, int) and config.min_free < 0:
+        raise InvalidRequest("`min_free` is negative")
+    share = _PERCENT.fullmatch(str(config.min_free))
+    if share is not None and float(share[1]) >= 100:
+        raise InvalidRequest(f"`min_free`: {config.min_free} leaves no room at all")
+    config.min_free_bytes(1)
+
+
+def _sentence(said: str) -> str:
+    """msgspec's "Expected `float`, got `str` - at `$.settle_s`", with the key in front."""
+    what, _, where = said.partition(" - at `$.")
+    return f"`{where.rstrip('`')}`: {what[0].lower()}{what[1:]}" if where else said

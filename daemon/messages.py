@@ -1,0 +1,195 @@
+"""What a command and the daemon say to each other: one JSON object a line, each way.
+
+One rule: a request is either one of the types below, whole, or refused with a sentence; nothing is
+done on a request that was not understood completely.
+
+    → {"do": "log", "path": "/run1"}
+    ← {"progress": {"done": 1048576, "total": 4194304}}        any number of them, while it works
+    ← {"ok": true, "result": …}   or   {"ok": false, "error": {"kind": "NotFound", "message": "…"}}
+
+Paths are given as seen from the root of the mount ("/" is the mount itself). Bytes of a path that
+are not UTF-8 travel as the lone surrogates of PEP 383, which only the standard library's JSON
+accepts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+import msgspec
+
+from ckptfs.store import errors
+
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_PATH_BYTES = 16 * 1024
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag=str.lower):
+    """Base of all requests; `path` is PATH, or PATH@VERSION where the command line takes that."""
+
+    path: str = "/"
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it changes nothing, and so may be given up when the caller goes away."""
+        return isinstance(self, Status | Log | Verify | Du)
+
+
+class Status(Request):
+    """How the mount is."""
+
+
+class Log(Request):
+    """The versions of the unit that `path` is in."""
+
+
+class Publish(Request):
+    """Make a version now, with a tag and a step if they are given."""
+
+    tag: str | None = None
+    step: int | None = None
+
+
+class Tag(Request):
+    """Give the version `path` a name."""
+
+    name: str
+
+
+class Untag(Request):
+    """Take the name `name` from the unit that `path` is in."""
+
+    name: str
+
+
+class Pin(Request):
+    """Keep the version `path` whatever the space."""
+
+
+class Unpin(Request):
+    """Undo a pin."""
+
+
+class Forget(Request):
+    """Let the version `path` go."""
+
+
+class Unit(Request):
+    """Version the directory `path` as a whole from now on."""
+
+
+class Verify(Request):
+    """Read and hash every chunk of a version again."""
+
+
+class Du(Request):
+    """What a version, or all of them, take."""
+
+
+class Gc(Request):
+    """Give back the space of what nothing refers to."""
+
+
+AnyRequest = Status | Log | Publish | Tag | Untag | Pin | Unpin | Forget | Unit | Verify | Du | Gc
+KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a long request is: `done` of `total` bytes (total 0: not known)."""
+
+    done: int = 0
+    total: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was not carried out: an error class of store/errors.py and its sentence."""
+
+    kind: str
+    message: str
+
+
+def encode_request(request: AnyRequest) -> bytes:
+    """The line of a request."""
+    return _line(cast("dict[str, Json]", msgspec.to_builtins(request)))
+
+
+def decode_request(line: bytes) -> AnyRequest:
+    """The request in a line; InvalidRequest says what is wrong with it."""
+    try:
+        decoded = _decode(line)
+        request = cast(AnyRequest, msgspec.convert(decoded, AnyRequest))
+    except msgspec.ValidationError as e:
+        raise errors.InvalidRequest(f"the request is not one that ckptfs knows: {e}") from None
+    _check_path(request.path)
+    return request
+
+
+def encode_progress(progress: Progress) -> bytes:
+    """A line that says how far the work is."""
+    return _line({"progress": {"done": progress.done, "total": progress.total}})
+
+
+def encode_result(result: Json) -> bytes:
+    """The line of a good answer."""
+    return _line({"ok": True, "result": result})
+
+
+def encode_failure(kind: str, message: str) -> bytes:
+    """The line of a refusal."""
+    return _line({"ok": False, "error": {"kind": kind, "message": message}})
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """Any line from the daemon, as the client reads it; `progress` is set in those that precede."""
+
+    ok: bool = False
+    result: object = None
+    error: Failure | None = None
+    progress: Progress | None = None
+
+
+def decode_reply(line: bytes) -> Reply:
+    """A line from the daemon; InvalidRequest if it is not one."""
+    try:
+        return msgspec.convert(_decode(line), Reply)
+    except msgspec.ValidationError as e:
+        raise errors.InvalidRequest(f"the daemon gave an answer that is none: {e}") from None
+
+
+def error_of(failure: Failure) -> errors.CkptfsError:
+    """The error that the daemon met, as the same type here (Unavailable if this side lacks it)."""
+    found = getattr(errors, failure.kind, None) if failure.kind in KINDS else None
+    kind = cast("type[errors.CkptfsError]", found or errors.Unavailable)
+    return kind(failure.message)
+
+
+def _line(message: dict[str, Json]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _decode(line: bytes) -> object:
+    try:
+        decoded: object = json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise errors.InvalidRequest("the request is not a line of JSON") from None
+    return decoded
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _check_path(path: str) -> None:
+    try:
+        encoded = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("the path holds a code point that no file name can") from None
+    if not path.startswith("/") or "\0" in path:
+        raise errors.InvalidRequest("the path does not start at the root of the mount")
+    if len(encoded) > MAX_PATH_BYTES:
+        raise errors.InvalidRequest(f"the path is longer than {MAX_PATH_BYTES} bytes")
+    if any(part in (".", "..") for part in path.split("/")):
+        raise errors.InvalidRequest("the path goes up or stands still (`..` or `.`)")

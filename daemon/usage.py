@@ -1,0 +1,126 @@
+"""Du: what the files of a unit add up to, and what they really take.
+
+One rule: a content counts once. `logical_bytes` adds up the size of every distinct (path, content) in
+what is looked at, so a file that did not change from one version to the next counts once, and a file
+saved anew under the same name counts again; `unique_bytes` are the distinct chunks of these contents,
+`stored_bytes` what those chunks take in segments. Metadata (trees, recipes) is left out.
+
+So logical over stored is what deduplication saves on real content, not what it saves on copies that
+versions never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from ckptfs.daemon.saved_files import Saved, walk
+from ckptfs.fusefs.namespace import Namespace
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import NotFound
+from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import staging_path
+
+_SLICE = 256
+
+
+@dataclass(slots=True)
+class Usage:
+    """The three sums."""
+
+    logical_bytes: int = 0
+    unique_bytes: int = 0
+    stored_bytes: int = 0
+
+
+class UsageCount:
+    """One count. Belongs to one task in the index thread, and lets others run between files."""
+
+    def __init__(self, disk: Disk, namespace: Namespace, segments: Segments) -> None:
+        self._disk = disk
+        self._namespace = namespace
+        self._segments = segments
+        self._walked: set[tuple[bytes, TreeId]] = set()
+        self._contents: set[tuple[bytes, RecipeId]] = set()
+        self._recipes: set[RecipeId] = set()
+        self._chunks: set[int] = set()
+        self.usage = Usage()
+
+    async def add_saved(self, top: Saved) -> None:
+        """Count everything of a version at and below `top`; Corrupt if a directory cannot be read."""
+
+        def refuse(path: bytes, tree: TreeId, error: Exception) -> None:
+            raise error
+
+        for saved in walk(self._segments, top, refuse, self._walked):
+            entry = saved.entry
+            if entry.recipe is not None:
+                link = b"\0%d" % entry.link if entry.link else saved.path
+                self._add_content(link, entry.recipe, entry.size)
+                await trio.lowlevel.checkpoint()
+
+    async def add_live(self, ino: int, path: bytes, is_part: Callable[[int], bool]) -> None:
+        """Count what is at `ino` and below now; `is_part(directory)` says whether to go into it."""
+        waiting = [(ino, path)]
+        met: set[int] = set()
+        while waiting:
+            ino, path = waiting.pop()
+            inode = self._namespace.find(ino)
+            if inode is None or ino in met:
+                continue
+            if inode.is_dir:
+                after = -1
+                while rows := self._namespace.entries(ino, after, _SLICE):
+                    after = rows[-1][0]
+                    prefix = path + b"/" if path else b""
+                    waiting += [(child, prefix + name) for _, name, child in rows if is_part(child)]
+                    await trio.lowlevel.checkpoint()
+            elif inode.is_file:
+                if inode.nlink > 1:
+                    met.add(ino)
+                self._add_live_file(ino, path)
+
+    def _add_live_file(self, ino: int, path: bytes) -> None:
+        inode = self._namespace.inode(ino)
+        content = inode.content
+        if not content.staging:
+            if content.base is not None:
+                self._add_content(path, content.base, inode.size)
+            return
+        found = self._disk.stat(staging_path(content.staging))
+        self.usage.logical_bytes += found.st_size
+        own = min(found.st_size, found.st_blocks * 512)
+        self.usage.unique_bytes += own
+        self.usage.stored_bytes += own
+        if content.base is not None:
+            self._add_recipe(content.base)
+
+    def _add_content(self, path: bytes, recipe: RecipeId, size: int) -> None:
+        if (path, recipe) not in self._contents:
+            self._contents.add((path, recipe))
+            self.usage.logical_bytes += size
+            self._add_recipe(recipe)
+
+    def _add_recipe(self, identity: RecipeId) -> None:
+        if identity in self._recipes:
+            return
+        self._recipes.add(identity)
+        for piece in self._segments.read_recipe(identity).pieces():
+            if piece.chunk is None:
+                continue
+            # Eight bytes of the digest tell chunks apart well enough for a sum.
+            short = int.from_bytes(piece.chunk[:8], "big")
+            if short in self._chunks:
+                continue
+            self._chunks.add(short)
+            location = self._segments.locate(piece.chunk)
+            self.usage.unique_bytes += piece.length
+            self.usage.stored_bytes += 0 if location is None else location.stored
+
+
+def nothing_there(text: str) -> NotFound:
+    """The error for a path that no version and no live file has."""
+    return NotFound(f"there is nothing at {text}, now or in any version")

@@ -1,0 +1,384 @@
+"""Regular files that are open: opening, reading, writing, truncating, syncing, closing.
+
+One rule: before a call that would change bytes returns control to the loop, the inode record
+names the staging file that the bytes go to. So whatever kills the daemon, the next one finds them.
+
+Source: ARCHITECTURE §4 "Write"; semantics: SEMANTICS.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.namespace import Namespace
+from ckptfs.fusefs.openfile import (
+    Growth,
+    OpenFile,
+    load_overlay,
+    read_open,
+    truncate_open,
+    write_open,
+)
+from ckptfs.fusefs.preimage import Preimages
+from ckptfs.fusefs.quiet import Quiet
+from ckptfs.store.disk import Disk
+from ckptfs.store.ids import RecipeId
+from ckptfs.store.inode import Content, Inode
+from ckptfs.store.recipe import EMPTY
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import Staging
+
+_COPY_BYTES = 8 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(slots=True)
+class Ingesting:
+    """A staging file that is being ingested: set `cancel`, then wait for `done`, to write to it."""
+
+    cancel: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class Files:
+    """All open files by inode. Every field belongs to the trio thread.
+
+    `ingesting` is filled by the publisher. `make_room` is called when the disk is full; it
+    returns True if a second try makes sense.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        namespace: Namespace,
+        drafts: Drafts,
+        staging: Staging,
+        segments: Segments,
+        quiet: Quiet,
+        make_room: Callable[[int], Awaitable[bool]],
+    ) -> None:
+        self._disk = disk
+        self._namespace = namespace
+        self._drafts = drafts
+        self._staging = staging
+        self._segments = segments
+        self._quiet = quiet
+        self._make_room = make_room
+        self.open_files: dict[int, OpenFile] = {}
+        self.ingesting: dict[int, Ingesting] = {}
+        self.preimages: Preimages  # set once at wiring: the two know each other
+
+    # -- opening and closing ---------------------------------------------------------------
+
+    async def open(self, ino: int, *, write: bool, truncate: bool) -> None:
+        """Open a regular file once more. Raises as the store does; then nothing is open."""
+        if write or truncate:
+            await self.claim(ino)
+        if truncate:
+            self.truncate_to_nothing(ino)
+        open_file = self._enter(ino)
+        if write:
+            open_file.writers += 1
+        else:
+            open_file.readers += 1
+
+    def opened_new(self, ino: int, content: Content, fd: int) -> None:
+        """A file was created with this staging descriptor, and is open for writing."""
+        self.open_files[ino] = OpenFile(ino, content, writers=1, fd=fd, writable=True)
+
+    def release(self, ino: int, *, write: bool) -> None:
+        """One handle fewer. After the last writer the file may be ingested."""
+        open_file = self.open_files[ino]
+        if write:
+            open_file.writers -= 1
+            if open_file.writers == 0:
+                self._last_writer_left(open_file)
+        else:
+            open_file.readers -= 1
+        if open_file.readers == 0 and open_file.writers == 0:
+            self._close_fd(open_file)
+            del self.open_files[ino]
+
+    def is_open(self, ino: int) -> bool:
+        """Whether anybody has it open."""
+        return ino in self.open_files
+
+    def is_written(self, ino: int) -> bool:
+        """Whether anybody has it open for writing."""
+        open_file = self.open_files.get(ino)
+        return open_file is not None and open_file.writers > 0
+
+    def writers_in(self, directory: int) -> set[int]:
+        """Files of a directory that are open for writing and are not logs."""
+        writers = set()
+        for ino, open_file in self.open_files.items():
+            if open_file.writers and open_file.growth.wrote | (open_file.content.staging != 0):
+                links = [name for parent, name in self._namespace.inode(ino).links if parent == directory]
+                if links and not open_file.growth.is_log(links[0]):
+                    writers.add(ino)
+        return writers
+
+    async def claim(self, ino: int) -> None:
+        """Make a file safe to write to: end its ingest, take a private copy of pinned bytes."""
+        while (ingesting := self.ingesting.get(ino)) is not None:
+            ingesting.cancel = True
+            await ingesting.done.wait()
+        content = self._namespace.inode(ino).content
+        if content.staging in self._drafts.pinned_staging:
+            await self._leave_pinned_staging(ino, content)
+
+    def switch_to_stored(self, ino: int, content: Content) -> None:
+        """The publisher stored the file: readers go on from the store."""
+        open_file = self.open_files.get(ino)
+        if open_file is not None:
+            self._close_fd(open_file)
+            self._load(open_file, content)
+
+    # -- bytes -----------------------------------------------------------------------------
+
+    def read(self, ino: int, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; Corrupt if the stored bytes are not the ones that were saved."""
+        open_file = self.open_files[ino]
+        if open_file.content.staging and open_file.fd < 0:
+            self._open_fd(open_file, writable=False)
+        return read_open(self._disk, self._segments, open_file, offset, length)
+
+    async def write(self, ino: int, offset: int, payload: bytes) -> int:
+        """Write all of `payload`; OSError or NoSpace if it cannot be. Durable when: fsync."""
+        open_file = self._writable(ino)
+        try:
+            return write_open(self._disk, self._segments, open_file, offset, payload)
+        except OSError as e:
+            if e.errno not in _FULL or not await self._make_room(len(payload)):
+                raise
+        return write_open(self._disk, self._segments, self._writable(ino), offset, payload)
+
+    async def truncate(self, ino: int, size: int) -> None:
+        """Set the length; what it cuts off is pinned if no version holds it."""
+        await self.claim(ino)
+        inode = self._namespace.inode(ino)
+        current = self._namespace.attributes_of(ino, inode).size
+        if size == 0 and current:
+            self.truncate_to_nothing(ino)
+            return
+        if size < current:
+            await self._protect_before_cut(ino)
+        self._enter(ino)
+        try:
+            open_file = self._writable(ino)
+            truncate_open(self._disk, self._segments, open_file, size)
+            if size < open_file.content.base_limit:
+                self._record_limit(open_file, size)
+            self._closed_event(ino, open_file)
+        finally:
+            self._leave_if_unused(ino)
+
+    def truncate_to_nothing(self, ino: int) -> None:
+        """Give the file a new, empty staging file. The old content stays for whoever pins it."""
+        draft = self._drafts.begin()
+        self.preimages.before_destroying(ino, draft)
+        inode = draft.inode(ino)
+        number, fd = self._staging.create()
+        content = Content(staging=number, fallback=durable_recipe(inode))
+        draft.drop_content(inode.content)
+        draft.update(ino, content=content, blocks=0, root=None, ctime_ns=draft.now_ns)
+        draft.mark_changed(ino)
+        self._commit_or_close(draft, fd, number)
+        open_file = self.open_files.get(ino)
+        if open_file is None:
+            self._disk.close(fd)
+            self._closed_event(ino, OpenFile(ino, content, growth=Growth(0, wrote=True)))
+            return
+        self._close_fd(open_file)
+        open_file.content, open_file.fd, open_file.writable = content, fd, True
+        open_file.extents, open_file.recipe = None, EMPTY
+        open_file.growth = Growth(0, wrote=True)
+
+    async def fsync(self, ino: int) -> None:
+        """Make bytes and name durable. Durable when: this returned."""
+        open_file = self.open_files[ino]
+        content = open_file.content
+        if content.staging:
+            if open_file.fd < 0:
+                self._open_fd(open_file, writable=False)
+            copy = os.dup(open_file.fd)
+            try:
+                await trio.to_thread.run_sync(self._disk.sync, copy)
+            finally:
+                self._disk.close(copy)
+            await self._mark_synced(ino, content)
+        self._namespace.index.sync_journal()
+
+    def close_descriptor(self, fd: int) -> None:
+        """Close a descriptor that was opened beside ours."""
+        self._disk.close(fd)
+
+    async def sync_closed(self, ino: int) -> None:
+        """fdatasync the staging file of an inode, open or not."""
+        self._enter(ino)
+        try:
+            await self.fsync(ino)
+        finally:
+            self._leave_if_unused(ino)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _enter(self, ino: int) -> OpenFile:
+        open_file = self.open_files.get(ino)
+        if open_file is None:
+            open_file = OpenFile(ino, Content())
+            self._load(open_file, self._namespace.inode(ino).content)
+            open_file.growth = Growth(self._namespace.attributes(ino).size)
+            self.open_files[ino] = open_file
+        return open_file
+
+    def _leave_if_unused(self, ino: int) -> None:
+        open_file = self.open_files.get(ino)
+        if open_file is not None and not open_file.readers and not open_file.writers:
+            self._close_fd(open_file)
+            del self.open_files[ino]
+
+    def _load(self, open_file: OpenFile, content: Content) -> None:
+        open_file.content = content
+        open_file.extents = None
+        open_file.recipe = EMPTY
+        if content.base is not None and not content.staging:
+            open_file.recipe = self._segments.read_recipe(content.base)
+
+    def _open_fd(self, open_file: OpenFile, *, writable: bool) -> None:
+        number = open_file.content.staging
+        self._close_fd(open_file)
+        open_file.fd = self._staging.open_write(number) if writable else self._staging.open_read(number)
+        open_file.writable = writable
+        if open_file.content.base is not None and open_file.extents is None:
+            load_overlay(self._disk, open_file, self._segments.read_recipe(open_file.content.base))
+
+    def _close_fd(self, open_file: OpenFile) -> None:
+        if open_file.fd >= 0:
+            self._disk.close(open_file.fd)
+            open_file.fd, open_file.writable = -1, False
+
+    def _writable(self, ino: int) -> OpenFile:
+        open_file = self.open_files[ino]
+        if not open_file.content.staging:
+            self._begin_staging(open_file)
+        elif open_file.fd < 0 or not open_file.writable:
+            self._open_fd(open_file, writable=True)
+        return open_file
+
+    def _begin_staging(self, open_file: OpenFile) -> None:
+        """The first change of a stored or empty file: an overlay, or a plain staging file."""
+        number, fd = self._staging.create()
+        draft = self._drafts.begin()
+        inode = draft.inode(open_file.ino)
+        base = inode.content.base if inode.size else None
+        content = Content(number, base, inode.size if base else 0, False, inode.content.base)
+        self._disk.truncate(fd, inode.size)
+        draft.update(open_file.ino, content=content, root=None)
+        draft.mark_changed(open_file.ino)
+        self._commit_or_close(draft, fd, number)
+        open_file.content, open_file.fd, open_file.writable = content, fd, True
+        if base is not None:
+            load_overlay(self._disk, open_file, self._segments.read_recipe(base))
+
+    def _commit_or_close(self, draft: Draft, fd: int, number: int) -> None:
+        try:
+            draft.commit()
+        except BaseException:
+            self._disk.close(fd)
+            self._staging.drop(number)
+            raise
+
+    def _last_writer_left(self, open_file: OpenFile) -> None:
+        if open_file.writable:
+            self._close_fd(open_file)
+        if open_file.growth.wrote or open_file.content.staging:
+            self._closed_event(open_file.ino, open_file)
+        end = open_file.growth.end
+        open_file.growth = Growth(end)
+
+    def _closed_event(self, ino: int, open_file: OpenFile) -> None:
+        now = time.monotonic()
+        self.preimages.closed_at[ino] = now
+        inode = self._namespace.inode(ino)
+        if not inode.links:
+            return
+        draft = self._drafts.begin()
+        draft.mark_changed(ino)
+        draft.commit()
+        log = open_file.growth.is_log(inode.links[0][1])
+        for parent, _ in inode.links:
+            if log:
+                self._quiet.minor(parent, now)
+            else:
+                self._quiet.major(parent, ino, now)
+
+    async def _protect_before_cut(self, ino: int) -> None:
+        draft = self._drafts.begin()
+        if self.preimages.before_destroying(ino, draft):
+            draft.commit()
+            await self._leave_pinned_staging(ino, self._namespace.inode(ino).content)
+
+    async def _leave_pinned_staging(self, ino: int, content: Content) -> None:
+        """Go on in a copy, because a pre-image owns the staging file. Rare: a settled save that
+        is changed in place in the moment before its publish."""
+        if not content.staging:
+            return
+        number, fd = self._staging.create()
+        source = self._staging.open_read(content.staging)
+        try:
+            await trio.to_thread.run_sync(self._copy, source, fd)
+        finally:
+            self._disk.close(source)
+            self._disk.close(fd)
+        draft = self._drafts.begin()
+        replaced = Content(number, content.base, content.base_limit, False, content.fallback)
+        draft.update(ino, content=replaced)
+        draft.commit()
+        open_file = self.open_files.get(ino)
+        if open_file is not None:
+            self._close_fd(open_file)
+            self._load(open_file, replaced)
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self._disk.fstat(source).st_size
+        self._disk.truncate(target, size)
+        for offset, length in self._disk.data_extents(source, size):
+            for at in range(offset, offset + length, _COPY_BYTES):
+                part = self._disk.pread(source, min(_COPY_BYTES, offset + length - at), at)
+                self._disk.pwrite(target, part, at)
+
+    def _record_limit(self, open_file: OpenFile, size: int) -> None:
+        old = open_file.content
+        open_file.content = Content(old.staging, old.base, size, old.synced, old.fallback)
+        draft = self._drafts.begin()
+        draft.update(open_file.ino, content=open_file.content)
+        draft.commit()
+
+    async def _mark_synced(self, ino: int, content: Content) -> None:
+        live = self._namespace.inode(ino)
+        if content.synced or live.content.staging != content.staging or live.content.synced:
+            return
+        await trio.to_thread.run_sync(self._staging.sync_names)
+        live = self._namespace.inode(ino)
+        if live.content.staging != content.staging:
+            return
+        marked = Content(content.staging, live.content.base, live.content.base_limit, True, content.fallback)
+        draft = self._drafts.begin()
+        draft.update(ino, content=marked)
+        draft.commit()
+        open_file = self.open_files.get(ino)
+        if open_file is not None and open_file.content.staging == content.staging:
+            open_file.content = marked
+
+
+def durable_recipe(inode: Inode) -> RecipeId | None:
+    """The recipe that a file goes back to after a power cut, if its staging file was not synced."""
+    return inode.content.base if not inode.content.staging else inode.content.fallback

@@ -1,0 +1,159 @@
+"""Keeping what a destructive call is about to take away.
+
+One rule: content that no version holds, and that was closed for `settle_s`, is pinned by
+reference before the call is made; the next publish of the unit lists it as a pre-image.
+
+At the first such call since the last publish the whole settled state of the unit is pinned,
+not only the one file, so that the pre-image is the state before the destruction and never a
+mixture with what the job writes next. Source: ARCHITECTURE §1.2 and §4.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.namespace import Namespace, key_of
+from ckptfs.fusefs.units import Units
+from ckptfs.store.errors import CkptfsError
+from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.index import Table
+from ckptfs.store.inode import Inode
+from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pin
+from ckptfs.store.segments import Segments
+
+
+class Preimages:
+    """Makes pins and knows which exist. Belongs to the index thread.
+
+    `closed_at`: when a file that is still in staging was last closed (monotonic); unknown after
+    a restart, which counts as long ago.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        drafts: Drafts,
+        units: Units,
+        segments: Segments,
+        settle_s: float,
+        is_written: Callable[[int], bool],
+    ) -> None:
+        self._namespace = namespace
+        self._drafts = drafts
+        self._units = units
+        self._segments = segments
+        self._settle_s = settle_s
+        self._is_written = is_written
+        self.closed_at: dict[int, float] = {}
+        self._pinned_units: dict[int, int] = {}
+        for key, value in namespace.index.scan(Table.PREIMAGE):
+            self._note(int.from_bytes(key[:8], "big"), decode_pin(value))
+
+    def before_destroying(self, ino: int, draft: Draft) -> bool:
+        """Pin the content of a file that is about to lose it; True if that was needed.
+
+        The caller then must not touch the staging file: it belongs to the pin.
+        """
+        inode = self._namespace.inode(ino)
+        if not self._is_loss(ino, inode):
+            return False
+        parent = inode.links[0][0]
+        if self._units.versions_off(parent):
+            return False
+        top = self._units.top_of(parent)
+        if top not in self._pinned_units:
+            self._pin_settled(top, draft, ino)
+        self._pin(top, ino, inode, draft)
+        return True
+
+    def pins_of(self, top: int) -> list[tuple[bytes, PinnedFile]]:
+        """(key, pin) of every pinned file of a unit."""
+        return [(k, decode_pin(v)) for k, v in self._namespace.index.scan(Table.PREIMAGE, key_of(top))]
+
+    def units_with_pins(self) -> list[int]:
+        """The top directories of units that have pins."""
+        return list(self._pinned_units)
+
+    def release(self, top: int, keys: list[bytes], draft: Draft) -> None:
+        """Drop pins, because a version lists what they held."""
+        for key in keys:
+            value = self._namespace.index.get(Table.PREIMAGE, key)
+            if value is None:
+                continue
+            draft.change.delete(Table.PREIMAGE, key)
+            number = decode_pin(value).inode.content.staging
+            if number:
+                self._drafts.pinned_staging.discard(number)
+                if not self._still_used(decode_pin(value)):
+                    draft.change.after_commit(lambda n=number: self._drafts.staging.drop(n))
+        self._pinned_units.pop(top, None)
+
+    def _is_loss(self, ino: int, inode: Inode) -> bool:
+        content = inode.content
+        if not inode.is_file or not inode.links or (not content.staging and content.base is None):
+            return False
+        if content.staging:
+            closed = self.closed_at.get(ino, float("-inf"))
+            settled = not self._is_written(ino) and time.monotonic() - closed >= self._settle_s
+            return settled and self._namespace.attributes_of(ino, inode).size > 0
+        return not self._is_published(inode, content.base)
+
+    def _is_published(self, inode: Inode, recipe: RecipeId | None) -> bool:
+        parent, name = inode.links[0]
+        if parent not in self._drafts.changed_dirs:
+            return True
+        published = self._namespace.index.get(Table.PUBLISHED, key_of(parent))
+        if published is None:
+            return False
+        try:
+            entries = self._segments.read_tree(TreeId(published[:32]))  # type: ignore[arg-type]
+        except CkptfsError:
+            return False
+        return any(entry.name == name and entry.recipe == recipe for entry in entries)
+
+    def _pin_settled(self, top: int, draft: Draft, besides: int) -> None:
+        for directory in list(self._drafts.changed_dirs):
+            try:
+                if self._units.top_of(directory) != top:
+                    continue
+            except Exception:  # a removed directory belongs to no unit
+                continue
+            for _, _, ino in self._namespace.entries(directory):
+                inode = self._namespace.inode(ino)
+                if ino != besides and self._is_loss(ino, inode):
+                    self._pin(top, ino, inode, draft)
+
+    def _pin(self, top: int, ino: int, inode: Inode, draft: Draft) -> None:
+        attributes = self._namespace.attributes_of(ino, inode)
+        frozen = msgspec.structs.replace(
+            inode, size=attributes.size, mtime_ns=attributes.mtime_ns, ctime_ns=attributes.ctime_ns
+        )
+        parent, name = inode.links[0]
+        pin = PinnedFile(
+            ino,
+            tuple(self._directory(i, n) for i, n in self._units.path_in_unit(top, parent)),
+            name,
+            frozen,
+            tuple(sorted(self._namespace.xattrs(ino).items())),
+        )
+        key = key_of(top) + key_of(self._drafts.positions.take(draft.change))
+        draft.change.put(Table.PREIMAGE, key, encode_pin(pin))
+        self._note(top, pin)
+
+    def _directory(self, ino: int, name: bytes) -> PinnedDirectory:
+        inode = self._namespace.inode(ino)
+        return PinnedDirectory(name, inode.mode, inode.uid, inode.gid, inode.mtime_ns, inode.ctime_ns)
+
+    def _note(self, top: int, pin: PinnedFile) -> None:
+        self._pinned_units[top] = self._pinned_units.get(top, 0) + 1
+        if pin.inode.content.staging:
+            self._drafts.pinned_staging.add(pin.inode.content.staging)
+
+    def _still_used(self, pin: PinnedFile) -> bool:
+        """Whether the live inode still has the pinned staging file as its content."""
+        live = self._namespace.find(pin.ino)
+        return live is not None and live.content.staging == pin.inode.content.staging

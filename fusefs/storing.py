@@ -1,0 +1,230 @@
+"""Getting the files of a unit out of staging and into the store, before a publish.
+
+One rule: a file that is opened for writing meanwhile is left alone: its result is dropped, and
+the writer waits only until the file is not being read any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.files import Files, Ingesting
+from ckptfs.fusefs.namespace import Namespace
+from ckptfs.fusefs.treebuilder import Stored
+from ckptfs.store.index import Change, Table
+from ckptfs.store.ingest import Candidate, Ingest, Ingested
+from ckptfs.store.inode import Content, Inode
+from ckptfs.store.merkle import file_root
+from ckptfs.store.pins import PinnedFile, encode_pin
+from ckptfs.store.recipe import Recipe
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import Staging
+from ckptfs.store.formats import Reader
+
+SMALL_BYTES = 128 << 10
+_SMALL_AT_ONCE = 1024
+_SMALL_BYTES_AT_ONCE = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A file in staging that is to be stored: a live inode, or (with `pin_key`) a pinned one."""
+
+    ino: int
+    name: bytes
+    inode: Inode
+    size: int
+    pin_key: bytes | None = None
+    pin: PinnedFile | None = None
+
+
+class Storing:
+    """Runs ingest for live and pinned files. Belongs to the trio thread."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        drafts: Drafts,
+        files: Files,
+        staging: Staging,
+        segments: Segments,
+        ingest: Ingest,
+    ) -> None:
+        self._namespace = namespace
+        self._drafts = drafts
+        self._files = files
+        self._staging = staging
+        self._segments = segments
+        self._ingest = ingest
+        self._grown: dict[int, Recipe] = {}
+        self.pending_bytes = 0
+
+    async def store(self, waiting: Sequence[Waiting]) -> None:
+        """Store what can be stored. Durable when: this returned (for each file that it committed).
+
+        Files that are busy, or were changed meanwhile, stay in staging. NoSpace and Corrupt pass.
+        """
+        self.pending_bytes = sum(one.size for one in waiting)
+        for group in _groups(waiting):
+            await self._store_group(group)
+            self.pending_bytes -= sum(one.size for one in group)
+
+    async def store_growing(self, ino: int, name: bytes) -> Stored | None:
+        """Store a log as it is now, without closing it; None if it is not being written any more."""
+        open_file = self._files.open_files.get(ino)
+        inode = self._namespace.inode(ino)
+        if open_file is None or not inode.content.staging or inode.content.base is not None:
+            return None
+        size = self._namespace.attributes_of(ino, inode).size
+        before = self._grown.get(ino)
+        fd = self._staging.open_read(inode.content.staging)
+        try:
+            clean = before.size if before is not None and before.size <= size else 0
+            done = await self._ingest.store_growing(fd, size, _text(name), before if clean else None, clean)
+        finally:
+            self._files.close_descriptor(fd)
+        self._grown[ino] = self._segments.read_recipe(done.recipe)
+        return Stored(done.recipe, done.root, done.size)
+
+    def forget_growing(self, ino: int) -> None:
+        """The file was truncated, closed or removed: the next copy starts from nothing."""
+        self._grown.pop(ino, None)
+
+    def root_of(self, recipe: Recipe) -> bytes:
+        """The Merkle file root of a stored file."""
+        return file_root(recipe.root_leaves())
+
+    async def _store_group(self, group: Sequence[Waiting]) -> None:
+        flags: dict[int, Ingesting] = {}
+        for one in group:
+            if one.pin_key is None and one.ino not in self._files.ingesting:
+                flags[one.ino] = self._files.ingesting[one.ino] = Ingesting()
+        try:
+            candidates = [self._candidate(one, flags) for one in group]
+            by_key = {self._key(one): one for one in group}
+            await self._ingest.store_files(candidates, self._committer(by_key, flags))
+        finally:
+            for ino, flag in flags.items():
+                del self._files.ingesting[ino]
+                flag.done.set()
+
+    def _candidate(self, one: Waiting, flags: dict[int, Ingesting]) -> Candidate:
+        content = one.inode.content
+        flag = flags.get(one.ino)
+        return Candidate(
+            key=self._key(one),
+            staging=content.staging,
+            size=one.size,
+            name=_text(one.name),
+            base=content.base,
+            base_limit=content.base_limit,
+            sibling=self._sibling(one),
+            cancelled=lambda: flag is not None and flag.cancel,
+        )
+
+    @staticmethod
+    def _key(one: Waiting) -> object:
+        return one.pin_key if one.pin_key is not None else one.ino
+
+    def _sibling(self, one: Waiting) -> Callable[[str], Reader | None] | None:
+        """Other files of the same directory, as far as they are stored (DCP's `.metadata`)."""
+        if not one.inode.links:
+            return None
+        parent = one.inode.links[0][0]
+
+        def find(name: str) -> Reader | None:
+            ino = self._namespace.child(parent, name.encode("utf-8", "surrogateescape"))
+            inode = None if ino is None else self._namespace.find(ino)
+            if inode is None or not inode.is_file or inode.content.staging or inode.content.base is None:
+                return None
+            return self._segments.file_reader(self._segments.read_recipe(inode.content.base))
+
+        return find
+
+    def _committer(
+        self, by_key: dict[object, Waiting], flags: dict[int, Ingesting]
+    ) -> Callable[[Change, list[Ingested]], list[object]]:
+        def commit(change: Change, stored: list[Ingested]) -> list[object]:
+            dropped: list[object] = []
+            draft = self._drafts.begin()
+            draft.change = change
+            for done in stored:
+                one = by_key[done.key]
+                flag = flags.get(one.ino)
+                if one.pin_key is not None:
+                    self._commit_pin(draft, one, done)
+                elif (flag is not None and flag.cancel) or not self._is_same(one):
+                    dropped.append(done.key)
+                else:
+                    self._commit_live(draft, one.ino, done)
+            draft.commit_records()
+            return dropped
+
+        return commit
+
+    def _is_same(self, one: Waiting) -> bool:
+        live = self._namespace.find(one.ino)
+        return live is not None and live.content == one.inode.content and not self._files.is_written(one.ino)
+
+    def _commit_live(self, draft: Draft, ino: int, done: Ingested) -> None:
+        """The inode now is what was stored; its times stay what its staging file showed."""
+        inode = draft.inode(ino)
+        shown = self._namespace.attributes_of(ino, inode)
+        content = Content(base=done.recipe)
+        draft.drop_content(inode.content)
+        draft.update(
+            ino,
+            content=content,
+            root=done.root,
+            size=done.size,
+            blocks=done.blocks,
+            mtime_ns=shown.mtime_ns,
+            ctime_ns=shown.ctime_ns,
+        )
+        self._files.switch_to_stored(ino, content)
+        self._files.preimages.closed_at.pop(ino, None)
+        self._grown.pop(ino, None)
+
+    def _commit_pin(self, draft: Draft, one: Waiting, done: Ingested) -> None:
+        assert one.pin is not None and one.pin_key is not None
+        pinned = _with_content(one.pin, done)
+        draft.change.put(Table.PREIMAGE, one.pin_key, encode_pin(pinned))
+        number = one.inode.content.staging
+        self._drafts.pinned_staging.discard(number)
+        live = self._namespace.find(one.ino)
+        if live is not None and live.content.staging == number:
+            self._commit_live(draft, one.ino, done)
+        else:
+            draft.drop_content(one.inode.content)
+
+
+def _with_content(pin: PinnedFile, done: Ingested) -> PinnedFile:
+    import msgspec
+
+    stored = msgspec.structs.replace(
+        pin.inode, content=Content(base=done.recipe), root=done.root, size=done.size, blocks=done.blocks
+    )
+    return msgspec.structs.replace(pin, inode=stored)
+
+
+def _groups(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
+    """Large files one by one, small ones together: the writer of a file waits for its group only."""
+    groups: list[list[Waiting]] = []
+    small: list[Waiting] = []
+    small_bytes = 0
+    for one in waiting:
+        if one.size >= SMALL_BYTES:
+            groups.append([one])
+            continue
+        small.append(one)
+        small_bytes += one.size
+        if len(small) >= _SMALL_AT_ONCE or small_bytes >= _SMALL_BYTES_AT_ONCE:
+            groups.append(small)
+            small, small_bytes = [], 0
+    return groups + ([small] if small else [])
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

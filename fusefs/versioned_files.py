@@ -1,0 +1,66 @@
+"""Regular files of past versions that are open, and what to say when stored bytes are wrong.
+
+One rule: they are read-only and immutable, so an open one is its recipe and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ckptfs.fusefs.browse import Browse
+from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.formats import parse
+from ckptfs.store.recipe import Recipe
+from ckptfs.store.segments import Segments
+
+FIRST_VIRTUAL_INO = 1 << 62
+
+
+class VersionedFiles:
+    """Open files of versions by inode. Belongs to the trio thread."""
+
+    def __init__(self, segments: Segments, browse: Browse, live_recipe: Callable[[int], Recipe | None]) -> None:
+        self._segments = segments
+        self._browse = browse
+        self._live_recipe = live_recipe
+        self._open: dict[int, tuple[Recipe, int]] = {}
+
+    def open(self, ino: int) -> None:
+        """Open once more; NotFound if the version is gone."""
+        recipe, count = self._open.get(ino, (None, 0))
+        if recipe is None:
+            recipe = self._segments.read_recipe(self._browse.recipe(ino))
+        self._open[ino] = (recipe, count + 1)
+
+    def release(self, ino: int) -> None:
+        """One handle fewer."""
+        recipe, count = self._open[ino]
+        if count == 1:
+            del self._open[ino]
+        else:
+            self._open[ino] = (recipe, count - 1)
+
+    def read(self, ino: int, offset: int, length: int) -> bytes:
+        """Up to `length` verified bytes, or Corrupt."""
+        return self._segments.read_file(self._open[ino][0], offset, length)
+
+    def recipes(self) -> list[Recipe]:
+        """What is open, for the collector to leave alone."""
+        return [recipe for recipe, _ in self._open.values()]
+
+    def describe(self, ino: int, error: Corrupt, args: Sequence[object]) -> str:
+        """The error with the tensor that the bytes belong to, if the file's format tells."""
+        recipe = self._open[ino][0] if ino in self._open else self._live_recipe(ino)
+        if recipe is None or error.expected is None:
+            return str(error)
+        offset = next((recipe.start(i) for i in range(len(recipe)) if recipe.piece(i).chunk == error.expected), None)
+        if offset is None:
+            return str(error)
+        try:
+            layout = parse(self._segments.file_reader(recipe), "", None)
+        except CkptfsError:
+            layout = None
+        tensors = layout.tensors if layout is not None else ()
+        tensor = next((t.name for t in tensors if t.offset <= offset < t.offset + t.length), None)
+        where = f"tensor {tensor!r}, " if tensor is not None else ""
+        return f"{where}file offset {offset}: {error}; restore the chunk from a copy, or roll back"

@@ -1,0 +1,233 @@
+"""The one door to the file system that holds a store.
+
+One rule: every call that touches the store's files goes through here, with paths relative to
+the store's root, so that tests can put a disk below that forgets unsynced bytes, fails or dies
+at the Nth call. A method does one thing and raises OSError as the kernel gave it.
+
+What is assumed of the hardware: FORMAT.md, "What is assumed of the disk".
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+BLOCK_BYTES = 4096
+_FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
+_CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
+_LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Room on the file system, in bytes; `free` is what root may still use, `available` anybody."""
+
+    total: int
+    free: int
+    available: int
+    inodes: int
+    inodes_free: int
+
+
+def _fallocate_symbol() -> object:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = libc.fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+    call.restype = ctypes.c_int
+    return call
+
+
+class Disk:
+    """File-system calls below one store root. Holds no state but the root; any thread may call."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._fallocate = _fallocate_symbol()
+
+    def absolute(self, path: str) -> str:
+        """The path as the kernel wants it."""
+        return f"{self.root}/{path}" if path else self.root
+
+    def make_dir(self, path: str) -> None:
+        """Make a directory (0700) unless it is there. Durable when: its parent is synced."""
+        os.makedirs(self.absolute(path), mode=0o700, exist_ok=True)
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; empty if it does not exist."""
+        try:
+            return sorted(os.listdir(self.absolute(path)))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something under this name."""
+        return os.path.lexists(self.absolute(path))
+
+    def stat(self, path: str) -> os.stat_result:
+        """lstat of a name."""
+        return os.lstat(self.absolute(path))
+
+    def size(self, path: str) -> int:
+        """Length of a file in bytes."""
+        return os.lstat(self.absolute(path)).st_size
+
+    def allocated(self, path: str) -> int:
+        """Bytes that a file really occupies."""
+        return os.lstat(self.absolute(path)).st_blocks * 512
+
+    def create(self, path: str) -> int:
+        """A new file (0600), opened read-write; FileExistsError if the name is taken."""
+        return os.open(self.absolute(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open_read(self, path: str) -> int:
+        """A descriptor for reading; the caller closes it."""
+        return os.open(self.absolute(path), os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_write(self, path: str) -> int:
+        """A descriptor for reading and writing of a file that exists; the caller closes it."""
+        return os.open(self.absolute(path), os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        part = os.pread(fd, length, offset)
+        if len(part) == length or not part:
+            return part
+        parts = [part]
+        have = len(part)
+        while have < length and (part := os.pread(fd, length - have, offset + have)):
+            parts.append(part)
+            have += len(part)
+        return b"".join(parts)
+
+    def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` from `offset`; returns the bytes read, fewer only at the end of the file."""
+        have = 0
+        while have < len(buffer) and (n := os.preadv(fd, [buffer[have:]], offset + have)):
+            have += n
+        return have
+
+    def pwrite(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
+        """Write all of `payload` or raise. Durable when: `sync` returned."""
+        done = os.pwrite(fd, payload, offset)
+        while done < len(payload):
+            done += os.pwrite(fd, memoryview(payload)[done:], offset + done)
+        return done
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Set the length. Durable when: `sync` returned."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """fdatasync. After a failure the caller must treat the file's writer as broken for good."""
+        os.fdatasync(fd)
+
+    def sync_dir(self, path: str) -> None:
+        """fsync a directory, so that names made or removed in it survive power loss."""
+        fd = os.open(self.absolute(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def link(self, source: str, target: str) -> None:
+        """A second name for a file. Durable when: the target's directory is synced."""
+        os.link(self.absolute(source), self.absolute(target))
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename over. Durable when: the directories are synced."""
+        os.rename(self.absolute(source), self.absolute(target))
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; FileNotFoundError if it is not there."""
+        os.unlink(self.absolute(path))
+
+    def write_file(self, path: str, payload: bytes) -> None:
+        """Replace a small file whole. Durable when: this returned."""
+        temporary = path + ".tmp"
+        if self.exists(temporary):
+            self.unlink(temporary)
+        fd = self.create(temporary)
+        try:
+            self.pwrite(fd, payload, 0)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+        self.sync_dir(os.path.dirname(path))
+
+    def read_file(self, path: str) -> bytes:
+        """All bytes of a file."""
+        fd = self.open_read(path)
+        try:
+            return self.pread(fd, os.fstat(fd).st_size, 0)
+        finally:
+            self.close(fd)
+
+    def punch(self, fd: int, offset: int, length: int) -> bool:
+        """Give back a range (it then reads as zeros); False where the file system cannot."""
+        import ctypes
+
+        if self._fallocate(fd, _FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, length) == 0:  # type: ignore[operator]
+            return True
+        code = ctypes.get_errno()
+        if code in _CANNOT_PUNCH:
+            return False
+        raise OSError(code, os.strerror(code))
+
+    def lease(self, fd: int, kind: Literal["read", "write"]) -> bool:
+        """Take a lease; False while somebody has the file open or mapped in a way that forbids it.
+
+        "read" is refused while a writable descriptor or mapping exists, "write" while any other
+        open or mapping exists. The probe is atomic; the caller holds the lease only as long as
+        it needs the answer to stay true.
+        """
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, _LEASE_KINDS[kind])
+        except OSError as e:
+            if e.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
+                return False
+            raise
+        return True
+
+    def unlease(self, fd: int) -> None:
+        """Give a lease back."""
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def data_extents(self, fd: int, size: int) -> list[tuple[int, int]]:
+        """(offset, length) of the allocated ranges below `size`, in order."""
+        extents = []
+        at = 0
+        while at < size:
+            try:
+                start = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno == errno.ENXIO:
+                    break
+                raise
+            end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+            if start < size:
+                extents.append((start, end - start))
+            at = max(end, start + 1)
+        return extents
+
+    def fstat(self, fd: int) -> os.stat_result:
+        """fstat."""
+        return os.fstat(fd)
+
+    def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
+        """Set access and modification time of an open file."""
+        os.utime(fd, ns=(atime_ns, mtime_ns))
+
+    def space(self) -> Space:
+        """Room on the file system below the store."""
+        s = os.statvfs(self.root)
+        return Space(s.f_blocks * s.f_frsize, s.f_bfree * s.f_frsize, s.f_bavail * s.f_frsize, s.f_files, s.f_ffree)

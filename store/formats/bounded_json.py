@@ -1,0 +1,44 @@
+"""JSON that somebody else wrote, parsed within a bound on the memory it can take.
+
+One rule: the number of values is bounded before anything is built, for 3 bytes of hostile JSON can
+become 60 bytes of Python objects.
+
+Source: RFC 8259.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+MAX_JSON_BYTES: Final = 100_000_000
+MAX_JSON_MARKS: Final = 4_000_000
+"""A safetensors header of 100,000 tensors has about a million."""
+
+Members = list[tuple[str, object]]
+
+
+def parse_members(raw: bytes) -> Members:
+    """Return the members of a JSON object in their order, nested objects as such lists too.
+
+    Equal keys are all returned. ValueError: not a JSON object, or more than the bound.
+    """
+    if len(raw) > MAX_JSON_BYTES or sum(raw.count(mark) for mark in b"{[,:") > MAX_JSON_MARKS:
+        raise ValueError("has more values than this reader takes")
+    try:
+        top = json.loads(raw.decode(), object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not JSON") from error
+    if not is_members(top) or not raw.lstrip().startswith(b"{"):
+        raise ValueError("is not a JSON object")
+    return members(top)
+
+
+def is_members(value: object) -> bool:
+    """Tell whether a parsed value was a JSON object (an empty array counts as one)."""
+    return isinstance(value, list) and all(isinstance(member, tuple) for member in value)
+
+
+def members(value: object) -> Members:
+    """Return the members of a parsed value, none when it was no object."""
+    return value if isinstance(value, list) and is_members(value) else []

@@ -1,0 +1,183 @@
+"""Whether single files are whole, remembered for as long as their content does not change.
+
+One rule: a verdict depends on a file's name and bytes alone, so (path, identity) is its key and an
+unchanged file is never opened twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from ckptfs.store.formats import dcp_metadata, torch_legacy, torch_zip
+from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, members, parse_members
+from ckptfs.store.formats.layout import Reader
+from ckptfs.store.formats.recognise import parse
+from ckptfs.store.formats.save_names import split
+from ckptfs.store.formats.torch_objects import top_level_numbers
+
+TENSOR_SUFFIXES: Final = frozenset({"safetensors", "pt", "pth", "ckpt", "bin", "gguf"})
+LIGHTNING_KEY: Final = "pytorch-lightning_version"
+_NUMBERS: Final = frozenset(
+    {"global_step", "global_steps", "iteration", "step", "dp_world_size", "mp_world_size", LIGHTNING_KEY}
+)
+_MAX_TRACKER_BYTES: Final = 4096
+
+
+class FileView(Protocol):
+    """A file of the tree that is judged."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for equal bytes."""
+
+    def open(self) -> Reader:
+        """Return a reader of the bytes; it is used at once and not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorVerdict:
+    """`format` is None for a file of no known format; `numbers` are facts out of a torch file."""
+
+    format: str | None
+    damage: str | None
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int | None:
+        """The step that the file itself records."""
+        names = ("global_step", "global_steps", "iteration", "step")
+        return next((self.numbers[name] for name in names if name in self.numbers), None)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexVerdict:
+    """The shards that a `*.index.json` names, or what is wrong with it."""
+
+    shards: tuple[str, ...]
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerVerdict:
+    """The step in a `trainer_state.json`, or what is wrong with it."""
+
+    step: int | None
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsVerdict:
+    """The length that `.metadata` gives each shard (None: it was too large to tell), or damage."""
+
+    lengths: Mapping[str, int | None]
+    damage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerVerdict:
+    """The one line of a tracker file (`latest`), or None when it holds something else."""
+
+    line: str | None
+
+
+_Verdict = TypeVar("_Verdict", TensorVerdict, IndexVerdict, TrainerVerdict, ShardsVerdict, TrackerVerdict)
+Cache = MutableMapping[tuple[str, Hashable], object]
+
+
+class Judge:
+    """Gives verdicts on the files of one tree. Owned by one task; the cache is the caller's."""
+
+    def __init__(self, files: Mapping[str, FileView], cache: Cache) -> None:
+        self.files = files
+        self._cache = cache
+
+    def tensors(self, path: str) -> TensorVerdict:
+        """Judge a file that may hold tensors."""
+        return self._remembered(path, TensorVerdict, _judge_tensors)
+
+    def index(self, path: str) -> IndexVerdict:
+        """Judge a `*.index.json`."""
+        return self._remembered(path, IndexVerdict, _judge_index)
+
+    def trainer_state(self, path: str) -> TrainerVerdict:
+        """Judge a `trainer_state.json`."""
+        return self._remembered(path, TrainerVerdict, _judge_trainer_state)
+
+    def shards(self, path: str) -> ShardsVerdict:
+        """Judge a `.metadata` of a distributed checkpoint."""
+        return self._remembered(path, ShardsVerdict, _judge_shards)
+
+    def tracker(self, path: str) -> TrackerVerdict:
+        """Read a tracker file."""
+        return self._remembered(path, TrackerVerdict, _judge_tracker)
+
+    def _remembered(
+        self, path: str, kind: type[_Verdict], judge: Callable[[Reader, str], _Verdict]
+    ) -> _Verdict:
+        view = self.files[path]
+        key = (path, view.identity)
+        known = self._cache.get(key)
+        if isinstance(known, kind):
+            return known
+        verdict = judge(view.open(), split(path)[1])
+        self._cache[key] = verdict
+        return verdict
+
+
+def _judge_tensors(reader: Reader, name: str) -> TensorVerdict:
+    layout = parse(reader, name)
+    if layout is None:
+        return TensorVerdict(None, None)
+    numbers: dict[str, int] = {}
+    if layout.format == torch_zip.NAME and layout.damage is None:
+        numbers = top_level_numbers(torch_zip.read_object(reader), _NUMBERS)
+    elif layout.format == torch_legacy.NAME and layout.damage is None:
+        numbers = top_level_numbers(torch_legacy.read_object(reader), _NUMBERS)
+    return TensorVerdict(layout.format, layout.damage, numbers)
+
+
+def _judge_index(reader: Reader, name: str) -> IndexVerdict:
+    if reader.size > MAX_JSON_BYTES:
+        return IndexVerdict((), "is too large")
+    try:
+        top = dict(parse_members(reader.pread(0, reader.size)))
+    except ValueError as error:
+        return IndexVerdict((), str(error))
+    shards = {shard for _, shard in members(top.get("weight_map")) if isinstance(shard, str)}
+    return IndexVerdict(tuple(sorted(shards)), None if shards else "names no shard")
+
+
+def _judge_trainer_state(reader: Reader, name: str) -> TrainerVerdict:
+    if reader.size > MAX_JSON_BYTES:
+        return TrainerVerdict(None, "is too large")
+    try:
+        top = dict(parse_members(reader.pread(0, reader.size)))
+    except ValueError as error:
+        return TrainerVerdict(None, str(error))
+    step = top.get("global_step")
+    if not isinstance(step, int) or not 0 <= step < 1 << 62:
+        return TrainerVerdict(None, "has no global_step")
+    return TrainerVerdict(step, None)
+
+
+def _judge_shards(reader: Reader, name: str) -> ShardsVerdict:
+    shards = dcp_metadata.read_shards(reader)
+    if shards is None:
+        return ShardsVerdict({}, "truncated or unreadable")
+    lengths = {
+        path: max((one.offset + one.length for one in extents), default=None)
+        for path, extents in shards.extents.items()
+    }
+    return ShardsVerdict(lengths, None)
+
+
+def _judge_tracker(reader: Reader, name: str) -> TrackerVerdict:
+    raw = reader.pread(0, _MAX_TRACKER_BYTES + 1) if reader.size <= _MAX_TRACKER_BYTES else b""
+    line = raw.decode("utf-8", "surrogateescape").strip()
+    return TrackerVerdict(line if line and len(line.splitlines()) == 1 else None)

@@ -1,0 +1,46 @@
+"""Reading a history file back: which frames are whole, what is damaged, where the file ends.
+
+One rule: only what follows the last whole frame is torn and may be cut off. Damage before it is
+reported and skipped, because each frame was synced before the next was written: a bad sector
+must not take the versions behind it along.
+
+Source: FORMAT.md, "History".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptfs.store.frames import MAGIC, Frame, decode_frames
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryScan:
+    """What lies behind an offset of a history file; all offsets count from there.
+
+    `frames` are whole and of rising sequence; `end` is where the last of them ends; `damaged` are
+    (start, end) ranges before `end` that are no frames.
+    """
+
+    frames: list[Frame]
+    end: int
+    damaged: list[tuple[int, int]]
+
+
+def scan_history(encoded: bytes, sequence: int) -> HistoryScan:
+    """The frames in `encoded`, the part of a file that begins behind frame number `sequence`."""
+    frames: list[Frame] = []
+    damaged: list[tuple[int, int]] = []
+    end = at = 0
+    while at >= 0:
+        base = at
+        for frame in decode_frames(memoryview(encoded)[base:]):
+            if frame.sequence <= sequence:
+                break
+            if at > end or frame.sequence != sequence + 1:
+                damaged.append((end, at))
+            frames.append(frame)
+            sequence = frame.sequence
+            end = at = base + frame.end
+        at = encoded.find(MAGIC, at + 1 if at == base else at)
+    return HistoryScan(frames, end, damaged)

@@ -1,0 +1,236 @@
+"""The index: the one door to LMDB. Chunk places, the live tree, what is known of versions.
+
+One rule: exactly one thread opens, writes and commits the write transaction (py-lmdb accepts
+another thread silently, and the next begin then hangs for ever), and every change is in the
+journal before it is in the transaction. So the transaction may be thrown away at any moment.
+
+Rebuildable: everything but the live tree since each unit's last version comes back from the
+segments and the history. Source: FORMAT.md, "Index".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+
+import lmdb
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import NoSpace, ReadOnly
+from ckptfs.store.journal import Journal, Op
+
+_MAP_BYTES = 1 << 40
+_SEQUENCE = b"sequence"
+INDEX_PATH = "index"
+
+
+class Table(IntEnum):
+    """The named databases; the numbers are part of the journal's format."""
+
+    META = 0
+    CHUNK = 1
+    SEGMENT = 2
+    INODE = 3
+    ENTRY = 4
+    ENTRY_SEQ = 5
+    XATTR = 6
+    DIRTY = 7
+    PUBLISHED = 8
+    UNIT = 9
+    VERSION = 10
+    TAG = 11
+    PIN = 12
+    PREIMAGE = 13
+
+
+class Change:
+    """A set of puts and deletes that happens whole or not at all."""
+
+    __slots__ = ("actions", "operations")
+
+    def __init__(self) -> None:
+        self.operations: list[Op] = []
+        self.actions: list[Callable[[], None]] = []
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        """Set `key` to `value`."""
+        self.operations.append((table, key, value))
+
+    def delete(self, table: Table, key: bytes) -> None:
+        """Remove `key`, if it is there."""
+        self.operations.append((table, key, None))
+
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Run `action` in the index thread once the change is committed and synced.
+
+        For what may only happen after power loss can no longer undo the change: removing or
+        punching bytes that the change made superfluous. Lost if the process dies; recovery
+        sweeps up instead.
+        """
+        self.actions.append(action)
+
+
+class Index:
+    """LMDB and its journal. Every method belongs to the thread that opened it."""
+
+    def __init__(self, disk: Disk, *, read_only: bool = False) -> None:
+        self._thread = threading.get_ident()
+        self._read_only = read_only
+        if not read_only:
+            disk.make_dir(INDEX_PATH)
+        self._env = lmdb.open(
+            disk.absolute(INDEX_PATH),
+            map_size=_MAP_BYTES,
+            max_dbs=len(Table),
+            readonly=read_only,
+            mode=0o600,
+            max_spare_txns=0,
+        )
+        self._tables = [self._env.open_db(t.name.lower().encode(), create=not read_only) for t in Table]
+        self._transaction = self._env.begin(write=not read_only)
+        self._sequence = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")
+        self._actions: list[Callable[[], None]] = []
+        self._pending = 0
+        if not read_only:
+            self._journal = Journal(disk)
+            self._replay()
+            self.commit()
+            self._journal.ensure_reserve()
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        """The value of `key`, this process's own changes included."""
+        assert self._thread == threading.get_ident(), "the index belongs to one thread"
+        value: bytes | None = self._transaction.get(key, db=self._tables[table])
+        return value
+
+    def scan(
+        self, table: Table, prefix: bytes = b"", start: bytes | None = None, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        """Up to `limit` (key, value) pairs in key order: keys with `prefix`, at or behind `start`."""
+        assert self._thread == threading.get_ident(), "the index belongs to one thread"
+        rows: list[tuple[bytes, bytes]] = []
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            seek = max(prefix, start) if start is not None else prefix
+            found = cursor.set_range(seek) if seek else cursor.first()
+            while found and (limit is None or len(rows) < limit):
+                key, value = cursor.item()
+                if not key.startswith(prefix):
+                    break
+                rows.append((key, value))
+                found = cursor.next()
+        return rows
+
+    def last_key(self, table: Table, prefix: bytes) -> bytes | None:
+        """The greatest key with `prefix` (of keys whose next byte is below 0xff)."""
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            found = cursor.set_range(prefix + b"\xff" * 16)
+            found = cursor.prev() if found else cursor.last()
+            key: bytes = cursor.key()
+            return key if found and key.startswith(prefix) else None
+
+    def count(self, table: Table) -> int:
+        """Number of keys."""
+        return int(self._transaction.stat(self._tables[table])["entries"])
+
+    def apply(self, change: Change, *, sync: bool = False) -> None:
+        """Make a change: journal first, then the open transaction.
+
+        Durable when: `sync` was set, or a later `sync_journal` or `commit` returned.
+        Raises NoSpace if the disk is full even for the journal; then nothing has changed.
+        """
+        assert self._thread == threading.get_ident(), "the index belongs to one thread"
+        if self._read_only:
+            raise ReadOnly("the index is open for reading only")
+        if change.operations:
+            self._journal.append(self._sequence + 1, change.operations)
+            self._sequence += 1
+            self._pending += len(change.operations)
+            self._put_or_recover(change.operations)
+        self._actions += change.actions
+        if sync:
+            self._journal.sync()
+
+    def sync_journal(self) -> None:
+        """Make every change so far durable, without the cost of a commit."""
+        self._journal.sync()
+
+    @property
+    def pending(self) -> int:
+        """Operations since the last commit, deferred actions included."""
+        return self._pending + len(self._actions)
+
+    def commit(self) -> None:
+        """Commit the transaction, synced, start the journal anew, run what waited for it.
+
+        On a full disk the transaction is rebuilt from the journal and NoSpace is raised: nothing
+        is lost, and the next commit tries again.
+        """
+        assert self._thread == threading.get_ident(), "the index belongs to one thread"
+        if self._pending:
+            self._commit_transaction()
+            self._journal.restart()
+            self._pending = 0
+        actions, self._actions = self._actions, []
+        for action in actions:
+            action()
+
+    def close(self) -> None:
+        """Commit and close."""
+        if self._read_only:
+            self._transaction.abort()
+        else:
+            self.commit()
+            self._transaction.abort()
+            self._journal.close()
+        self._env.close()
+
+    def _commit_transaction(self) -> None:
+        self._transaction.put(_SEQUENCE, self._sequence.to_bytes(8, "big"), db=self._tables[Table.META])
+        try:
+            self._transaction.commit()
+        except lmdb.Error as e:
+            freed = self._journal.free_reserve()
+            self._begin_again()
+            if not freed:
+                raise NoSpace(f"the index cannot be committed ({e}); the journal keeps the changes") from e
+            self._commit_second_try()
+            return
+        self._transaction = self._env.begin(write=True)
+
+    def _commit_second_try(self) -> None:
+        self._transaction.put(_SEQUENCE, self._sequence.to_bytes(8, "big"), db=self._tables[Table.META])
+        try:
+            self._transaction.commit()
+        except lmdb.Error as e:
+            self._begin_again()
+            raise NoSpace(f"the index cannot be committed ({e}); the journal keeps the changes") from e
+        self._transaction = self._env.begin(write=True)
+
+    def _put_or_recover(self, operations: list[Op]) -> None:
+        try:
+            self._put(operations)
+        except lmdb.Error:
+            # The record is in the journal, so a fresh transaction gets it from there.
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._transaction.abort()
+        self._transaction = self._env.begin(write=True)
+        committed = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")
+        for _, operations in self._journal.replay(committed):
+            self._put(operations)
+
+    def _replay(self) -> None:
+        for sequence, operations in self._journal.replay(self._sequence):
+            self._put(operations)
+            self._sequence = sequence
+            self._pending += len(operations)
+
+    def _put(self, operations: list[Op]) -> None:
+        put, delete, tables = self._transaction.put, self._transaction.delete, self._tables
+        for table, key, value in operations:
+            if value is None:
+                delete(key, db=tables[table])
+            else:
+                put(key, value, db=tables[table])

@@ -1,0 +1,140 @@
+"""The journal: what happened since the index was last committed.
+
+One rule: a record is in the journal before the operation that it stands for is answered; so
+what was answered survives the death of the process, and, once synced, the loss of power.
+
+Source: FORMAT.md, "Journal".
+"""
+
+from __future__ import annotations
+
+import errno
+
+import msgspec
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt, NoSpace, ReadOnly
+from ckptfs.store.frames import decode_frames, encode_frame
+
+JOURNAL_PATH = "journal/current"
+RESERVE_PATH = "journal/reserve"
+RESERVE_BYTES = 8 << 20
+CHANGE_KIND = 1
+
+Op = tuple[int, bytes, bytes | None]
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Op])
+
+
+class Journal:
+    """An append-only file of frames, each a list of (table number, key, value or None).
+
+    Touched only by the index thread.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        disk.make_dir("journal")
+        fresh = not disk.exists(JOURNAL_PATH)
+        self._fd = disk.create(JOURNAL_PATH) if fresh else disk.open_write(JOURNAL_PATH)
+        if fresh:
+            disk.sync_dir("journal")
+        self._end = 0
+        self._synced_end = 0
+        self._broken = False
+
+    def replay(self, after: int) -> list[tuple[int, list[Op]]]:
+        """(sequence, operations) of every whole record behind sequence `after`, in order.
+
+        What follows the last of them is cut off: it was never acknowledged.
+        """
+        encoded = self._disk.pread(self._fd, self._disk.fstat(self._fd).st_size, 0)
+        found: list[tuple[int, list[Op]]] = []
+        end = 0
+        for frame in decode_frames(encoded):
+            if found and frame.sequence != found[-1][0] + 1:
+                break
+            end = frame.end
+            if frame.sequence > after:
+                found.append((frame.sequence, self._operations(frame.payload)))
+        self._disk.truncate(self._fd, end)
+        self._end = end
+        return found
+
+    def append(self, sequence: int, operations: list[Op]) -> None:
+        """Write one record. Durable when: `sync` returned (a dying process loses nothing)."""
+        if self._broken:
+            raise ReadOnly("the journal failed to sync before; restart ckptfs")
+        encoded = encode_frame(CHANGE_KIND, sequence, _encoder.encode(operations))
+        try:
+            self._disk.pwrite(self._fd, encoded, self._end)
+        except OSError as e:
+            self._disk.truncate(self._fd, self._end)
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.free_reserve():
+                raise self._explained(e) from e
+            self._write_again(encoded)
+        self._end += len(encoded)
+
+    def sync(self) -> None:
+        """Make every appended record durable."""
+        if self._synced_end == self._end:
+            return
+        try:
+            self._disk.sync(self._fd)
+        except OSError:
+            self._broken = True
+            raise
+        self._synced_end = self._end
+
+    def restart(self) -> None:
+        """Forget all records, because the index has committed them."""
+        self._disk.truncate(self._fd, 0)
+        self._end = self._synced_end = 0
+
+    def size_bytes(self) -> int:
+        """Bytes appended since the last restart."""
+        return self._end
+
+    def ensure_reserve(self) -> None:
+        """Keep some blocks aside, so that removals can still be recorded on a full disk."""
+        if self._disk.exists(RESERVE_PATH):
+            return
+        fd = self._disk.create(RESERVE_PATH)
+        try:
+            for at in range(0, RESERVE_BYTES, 1 << 20):
+                self._disk.pwrite(fd, bytes(1 << 20), at)
+        except OSError:
+            self._disk.unlink(RESERVE_PATH)
+        finally:
+            self._disk.close(fd)
+
+    def free_reserve(self) -> bool:
+        """Give the reserve up; False if it is gone already."""
+        if not self._disk.exists(RESERVE_PATH):
+            return False
+        self._disk.unlink(RESERVE_PATH)
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._disk.close(self._fd)
+
+    def _write_again(self, encoded: bytes) -> None:
+        try:
+            self._disk.pwrite(self._fd, encoded, self._end)
+        except OSError as e:
+            self._disk.truncate(self._fd, self._end)
+            raise self._explained(e) from e
+
+    @staticmethod
+    def _explained(e: OSError) -> Exception:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace("the disk below the store is full, even for the journal; remove something")
+        return e
+
+    @staticmethod
+    def _operations(payload: bytes) -> list[Op]:
+        try:
+            return _decoder.decode(payload)
+        except msgspec.DecodeError as e:
+            raise Corrupt(f"a journal record has a good checksum and a bad body: {e}") from None

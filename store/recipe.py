@@ -1,0 +1,124 @@
+"""A file's recipe: the ordered list of its pieces, packed.
+
+One rule: the encoding is canonical (one byte string per list of pieces), so that the recipe's
+BLAKE3 id is an identity of the file's content and of how it was cut.
+
+Source: FORMAT.md, "Recipes".
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.hashing import chunk_id
+from ckptfs.store.ids import ChunkId, RecipeId
+
+_HEADER = struct.Struct("<4sHHQQ")
+_MAGIC = b"CKRC"
+_VERSION = 1
+_ROW_BYTES = 40
+HOLE = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`length` bytes (at least 1): of one whole chunk, or of zeros where `chunk` is None."""
+
+    length: int
+    chunk: ChunkId | None
+
+
+class Recipe:
+    """An immutable list of pieces with their offsets. 48 bytes of memory a piece."""
+
+    __slots__ = ("_ids", "_starts", "size")
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        lengths = array("Q")
+        ids = bytearray()
+        for piece in pieces:
+            assert piece.length > 0, "a piece has at least one byte"
+            lengths.append(piece.length)
+            ids += HOLE if piece.chunk is None else piece.chunk
+        self._ids = bytes(ids)
+        self._starts = array("Q", accumulate(lengths, initial=0))
+        self.size = int(self._starts[-1])
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def piece(self, index: int) -> Piece:
+        """The piece number `index`."""
+        identity = self._ids[32 * index : 32 * index + 32]
+        length = self._starts[index + 1] - self._starts[index]
+        return Piece(length, None if identity == HOLE else ChunkId(identity))
+
+    def start(self, index: int) -> int:
+        """The file offset at which piece `index` begins."""
+        return self._starts[index]
+
+    def pieces(self) -> Iterator[Piece]:
+        """All pieces in order."""
+        return (self.piece(i) for i in range(len(self)))
+
+    def chunks(self) -> Iterator[ChunkId]:
+        """The chunk ids in order, holes left out, repeats kept."""
+        return (p.chunk for p in self.pieces() if p.chunk is not None)
+
+    def root_leaves(self) -> Iterator[ChunkId]:
+        """What the Merkle file root runs over: every piece, a hole as 32 zero bytes."""
+        return (ChunkId(self._ids[32 * i : 32 * i + 32]) for i in range(len(self)))
+
+    def index_at(self, offset: int) -> int:
+        """Which piece holds byte `offset` (0 <= offset < size)."""
+        assert 0 <= offset < self.size, "offset outside of the recipe"
+        return bisect_right(self._starts, offset) - 1
+
+    def data_bytes(self) -> int:
+        """Bytes that are not holes."""
+        return sum(p.length for p in self.pieces() if p.chunk is not None)
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        out = bytearray(_HEADER.pack(_MAGIC, _VERSION, 0, self.size, len(self)))
+        for i in range(len(self)):
+            out += (self._starts[i + 1] - self._starts[i]).to_bytes(8, "little")
+            out += self._ids[32 * i : 32 * i + 32]
+        return bytes(out)
+
+    def identity(self) -> RecipeId:
+        """The BLAKE3 id of the canonical bytes."""
+        return RecipeId(chunk_id(self.encode()))
+
+
+EMPTY = Recipe(())
+
+
+def decode_recipe(encoded: bytes) -> Recipe:
+    """The recipe in `encoded`; Corrupt if these are not the canonical bytes of one."""
+    if len(encoded) < _HEADER.size:
+        raise Corrupt("a recipe is shorter than its header")
+    magic, version, flags, size, count = _HEADER.unpack_from(encoded)
+    if magic != _MAGIC or version != _VERSION or flags != 0:
+        raise Corrupt(f"not a recipe of version {_VERSION}")
+    if len(encoded) != _HEADER.size + count * _ROW_BYTES:
+        raise Corrupt(f"a recipe of {count} pieces has {len(encoded)} bytes")
+    recipe = Recipe(_rows(encoded, count))
+    if recipe.size != size:
+        raise Corrupt(f"a recipe claims {size} bytes and lists {recipe.size}")
+    return recipe
+
+
+def _rows(encoded: bytes, count: int) -> Iterator[Piece]:
+    for at in range(_HEADER.size, _HEADER.size + count * _ROW_BYTES, _ROW_BYTES):
+        length = int.from_bytes(encoded[at : at + 8], "little")
+        if not 0 < length < 1 << 62:
+            raise Corrupt(f"a recipe lists a piece of {length} bytes")
+        identity = encoded[at + 8 : at + 40]
+        yield Piece(length, None if identity == HOLE else ChunkId(identity))

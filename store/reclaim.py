@@ -1,0 +1,230 @@
+"""Giving room back: punching what no row names, removing dead chunks, sweeping orphans.
+
+One rule: the index forgets first, then the `.idx`, then the bytes; each step is durable before the
+next. Nothing is punched while anybody else has the segment open or mapped: the lease says so.
+
+Source: FORMAT.md, "Segments", what a crash leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import trio
+from msgspec.structs import replace
+
+from ckptfs.store.disk import BLOCK_BYTES, Disk
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.packing import remove_segment_files, write_idx
+from ckptfs.store.segment_files import read_idx
+from ckptfs.store.segment_format import (
+    SEGMENTS_PATH,
+    SegmentIndex,
+    decode_facts,
+    encode_facts,
+    segment_key,
+    segment_number,
+    segment_paths,
+    unnamed_ranges,
+)
+from ckptfs.store.segments import Segments
+
+_PROBE_PATH = f"{SEGMENTS_PATH}/punch-probe"
+
+
+class Reclaim:
+    """Returns room to the disk. Its methods belong to the index thread; disk work is done in
+    worker threads.
+
+    `due` are the segments that still occupy unnamed ranges, `dead` the chunks whose removal from
+    the index is committed and whose bytes still stand.
+    """
+
+    def __init__(self, disk: Disk, index: Index, segments: Segments) -> None:
+        self._disk = disk
+        self._index = index
+        self._segments = segments
+        self._can_punch: bool | None = None
+        self.due: set[int] = set()
+        self.dead: dict[int, set[ChunkId]] = {}
+        for key, facts in index.scan(Table.SEGMENT):
+            if decode_facts(facts).punch_due:
+                self.due.add(int.from_bytes(key, "big"))
+
+    async def can_punch(self) -> bool:
+        """Whether the file system can give back ranges of a file."""
+        if self._can_punch is None:
+            self._can_punch = await trio.to_thread.run_sync(_probe_punch, self._disk)
+        return self._can_punch
+
+    def stage_removal(self, change: Change, chunks: Iterable[ChunkId]) -> int:
+        """Take chunks out of the index in `change`; returns their stored bytes.
+
+        Pinned and unknown chunks are left out. Segments that lose their last chunk lose their
+        row. Call it once for one change and apply that in the same step. Once it is committed,
+        `execute` gives the room back.
+        """
+        lost: dict[int, tuple[int, set[ChunkId]]] = {}
+        for chunk in set(chunks):
+            location = self._segments.locate(chunk)
+            if location is None or chunk in self._segments.pins:
+                continue
+            change.delete(Table.CHUNK, chunk)
+            payload, dead = lost.setdefault(location.segment, (0, set()))
+            dead.add(chunk)
+            lost[location.segment] = (payload + location.stored, dead)
+        for segment, (payload, dead) in lost.items():
+            self._stage_segment(change, segment, payload, len(dead))
+        removed = sum(payload for payload, _ in lost.values())
+        change.after_commit(lambda: self._removed({s: dead for s, (_, dead) in lost.items()}, removed))
+        return removed
+
+    async def execute(self) -> int:
+        """Remove what is dead and punch what is due, as far as leases allow; returns the bytes
+        given back. What was refused stays for the next call. Raises NoSpace or OSError."""
+        freed = 0
+        for segment in list(self.dead):
+            dead = self.dead.pop(segment)
+            try:
+                freed += await self.remove_chunks(segment, dead)
+            except BaseException:
+                self.dead.setdefault(segment, set()).update(dead)
+                raise
+        for segment in list(self.due):
+            freed += await self._punch(segment)
+        return freed
+
+    async def remove_chunks(self, segment: int, dead: set[ChunkId]) -> int:
+        """Drop chunks whose removal from the index is committed; returns the bytes given back.
+
+        The `.idx` is rewritten without them, then their ranges are punched; a segment of which
+        nothing is left is removed, `.idx` first.
+        """
+        self._segments.forget(segment)
+        left, freed = await trio.to_thread.run_sync(_shrink_idx, self._disk, segment, frozenset(dead))
+        self._segments.forget(segment)
+        if not left:
+            self.due.discard(segment)
+            return freed
+        self.due.add(segment)
+        return freed + await self._punch(segment)
+
+    async def _punch(self, segment: int) -> int:
+        if not await self.can_punch():
+            self.due.discard(segment)
+            return 0
+        # Our own reading descriptor would make the lease fail.
+        self._segments.evict(segment)
+        freed = await trio.to_thread.run_sync(_punch_unnamed, self._disk, segment)
+        if freed is None:
+            return 0
+        self.due.discard(segment)
+        facts = self._segments.facts(segment)
+        if facts is not None and facts.punch_due:
+            change = Change()
+            done = replace(facts, punch_due=False)
+            change.put(Table.SEGMENT, segment_key(segment), encode_facts(done))
+            self._index.apply(change)
+        return freed
+
+    def _stage_segment(self, change: Change, segment: int, payload: int, chunks: int) -> None:
+        facts = self._segments.facts(segment)
+        if facts is None:
+            return
+        if facts.chunks <= chunks:
+            change.delete(Table.SEGMENT, segment_key(segment))
+            return
+        left = replace(
+            facts,
+            payload_bytes=facts.payload_bytes - payload,
+            chunks=facts.chunks - chunks,
+            punch_due=True,
+        )
+        change.put(Table.SEGMENT, segment_key(segment), encode_facts(left))
+
+    def _removed(self, lost: dict[int, set[ChunkId]], payload: int) -> None:
+        self._segments.add_payload(-payload)
+        for segment, dead in lost.items():
+            self.dead.setdefault(segment, set()).update(dead)
+
+
+def sweep_orphans(disk: Disk, index: Index) -> list[str]:
+    """Remove the segment files that the segment table does not name; returns their paths.
+
+    For recovery, before the first ingest, with a complete index: they belong to a commit that did
+    not happen, and the staging file or the client still has their bytes.
+    """
+    removed: list[str] = []
+    for folder in disk.list_dir(SEGMENTS_PATH):
+        path = f"{SEGMENTS_PATH}/{folder}"
+        if path == _PROBE_PATH:
+            disk.unlink(path)
+            continue
+        # ".idx" sorts before ".seg", which is the order in which a segment is removed.
+        for name in disk.list_dir(path):
+            number = segment_number(name)
+            known = number is not None and index.get(Table.SEGMENT, segment_key(number)) is not None
+            if not known:
+                disk.unlink(f"{path}/{name}")
+                removed.append(f"{path}/{name}")
+    return removed
+
+
+def segment_numbers(disk: Disk) -> list[int]:
+    """The segments that have an `.idx`, in ascending order (a rebuild lets the last row win)."""
+    numbers: list[int] = []
+    for folder in disk.list_dir(SEGMENTS_PATH):
+        for name in disk.list_dir(f"{SEGMENTS_PATH}/{folder}"):
+            number = segment_number(name)
+            if number is not None and name.endswith(".idx"):
+                numbers.append(number)
+    return sorted(numbers)
+
+
+def _shrink_idx(disk: Disk, segment: int, dead: frozenset[ChunkId]) -> tuple[bool, int]:
+    """Rewrite the `.idx` without `dead`; (whether a chunk is left, bytes given back if none is)."""
+    index = read_idx(disk, segment)
+    left = index.without(dead)
+    if left.rows:
+        if left != index:
+            write_idx(disk, left)
+        return True, 0
+    freed = disk.allocated(segment_paths(segment)[0])
+    remove_segment_files(disk, segment)
+    return False, freed
+
+
+def _punch_unnamed(disk: Disk, segment: int) -> int | None:
+    """Punch what no row names; the bytes given back, or None where somebody has the file open."""
+    index = read_idx(disk, segment)
+    fd = disk.open_write(segment_paths(segment)[0])
+    try:
+        if not disk.lease(fd, "write"):
+            return None
+        freed = 0
+        for offset, length in unnamed_ranges(index, disk.data_extents(fd, index.file_bytes)):
+            disk.punch(fd, offset, _to_block_end(index, offset, length))
+            freed += length
+        return freed
+    finally:
+        disk.close(fd)
+
+
+def _to_block_end(index: SegmentIndex, offset: int, length: int) -> int:
+    """The length up to the end of the block, where a range ends with the file."""
+    if offset + length < index.file_bytes:
+        return length
+    return -(-(offset + length) // BLOCK_BYTES) * BLOCK_BYTES - offset
+
+
+def _probe_punch(disk: Disk) -> bool:
+    if disk.exists(_PROBE_PATH):
+        disk.unlink(_PROBE_PATH)
+    fd = disk.create(_PROBE_PATH)
+    try:
+        disk.pwrite(fd, b"\1" * (2 * BLOCK_BYTES), 0)
+        return disk.punch(fd, 0, BLOCK_BYTES)
+    finally:
+        disk.close(fd)
+        disk.unlink(_PROBE_PATH)

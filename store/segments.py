@@ -1,0 +1,225 @@
+"""Reading from the store: chunks, files, recipes and trees, verified at their first read.
+
+One rule: bytes leave this module only if their chunk was hashed and found right since the mount
+(what was ingested since then counts). Otherwise Corrupt is raised; there is no zero and no guess.
+
+Everything here runs inline in the index thread, for every read request of the mount: a lookup, and
+one pread per run of verified neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt, Place
+from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
+from ckptfs.store.index import Index, Table
+from ckptfs.store.lru import Lru
+from ckptfs.store.recipe import Recipe, decode_recipe
+from ckptfs.store.segment_files import Bad, SegmentFiles, place_of
+from ckptfs.store.segment_format import Location, SegmentFacts, decode_facts, decode_location, segment_key
+from ckptfs.store.tree import Entry, decode_tree
+from ckptfs.store.verified import Pins, Verified
+
+_RECIPE_PIECES = 1 << 19
+_TREE_ENTRIES = 1 << 15
+_CORRUPTIONS = 1000
+
+
+class Segments:
+    """The stored chunks. Every method belongs to the index thread.
+
+    `corruptions` holds the last mismatches as (chunk, place), for the log and the quarantine;
+    `pins` the chunks that no record names yet; `suspect` the segments in which a chunk was bad, so
+    that every hit in them is checked.
+    """
+
+    def __init__(self, disk: Disk, index: Index) -> None:
+        self._index = index
+        self._files = SegmentFiles(disk)
+        self._recipes: Lru[RecipeId, Recipe] = Lru(_RECIPE_PIECES)
+        self._trees: Lru[TreeId, tuple[Entry, ...]] = Lru(_TREE_ENTRIES)
+        self.verified = Verified()
+        self.pins = Pins()
+        self.suspect: set[int] = set()
+        self.corruptions: deque[tuple[ChunkId, Place]] = deque(maxlen=_CORRUPTIONS)
+        rows = index.scan(Table.SEGMENT)
+        self._payload_bytes = sum(decode_facts(facts).payload_bytes for _, facts in rows)
+
+    def locate(self, chunk: ChunkId) -> Location | None:
+        """Where a chunk lies, or None if it is not stored."""
+        encoded = self._index.get(Table.CHUNK, chunk)
+        return None if encoded is None else decode_location(encoded)
+
+    def facts(self, segment: int) -> SegmentFacts | None:
+        """What is known of a segment, or None if there is none of that number."""
+        encoded = self._index.get(Table.SEGMENT, segment_key(segment))
+        return None if encoded is None else decode_facts(encoded)
+
+    def payload_bytes(self) -> int:
+        """Bytes of unique payload that are stored."""
+        return self._payload_bytes
+
+    def add_payload(self, difference: int) -> None:
+        """Whoever commits a change of segment facts says here by how much the payload changed."""
+        self._payload_bytes += difference
+
+    def read(self, chunk: ChunkId, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a chunk, all of it by default. Corrupt if it is not what was stored."""
+        location = self._located(chunk)
+        stop = location.length if length is None else min(start + length, location.length)
+        if start >= stop:
+            return b""
+        if location in self.verified and location.codec == 0:
+            at = location.offset + start
+            return self._files.pread(location.segment, location.in_idx, stop - start, at)
+        return self._verify(chunk, location)[start:stop]
+
+    def read_recipe(self, identity: RecipeId) -> Recipe:
+        """A file's recipe; Corrupt if its chunk is damaged or not a recipe."""
+        recipe = self._recipes.get(identity)
+        if recipe is None:
+            recipe = decode_recipe(self.read(identity))
+            self._recipes.put(identity, recipe, len(recipe) + 1)
+        return recipe
+
+    def read_tree(self, identity: TreeId) -> tuple[Entry, ...]:
+        """A saved directory; Corrupt if its chunk is damaged or not a tree."""
+        entries = self._trees.get(identity)
+        if entries is None:
+            entries = decode_tree(self.read(identity))
+            self._trees.put(identity, entries, len(entries) + 1)
+        return entries
+
+    def read_file(self, recipe: Recipe, offset: int, length: int) -> bytes:
+        """Bytes of a file; fewer than `length` only at its end. Holes are zeros.
+
+        Verified neighbours that lie one behind the other in a segment become one pread.
+        """
+        stop = min(offset + length, recipe.size)
+        if offset >= stop:
+            return b""
+        parts: list[bytes] = []
+        run = _Run(self._files, parts)
+        index = recipe.index_at(offset)
+        while offset < stop:
+            piece, start = recipe.piece(index), recipe.start(index)
+            upto = min(stop, start + piece.length)
+            if piece.chunk is None:
+                run.end()
+                parts.append(bytes(upto - offset))
+            else:
+                location = self._located(piece.chunk)
+                if location.length != piece.length:
+                    raise Corrupt("a recipe and its chunk differ in length", place=place_of(location))
+                if location in self.verified and location.codec == 0:
+                    run.extend(location, offset - start, upto - offset)
+                else:
+                    run.end()
+                    parts.append(self._verify(piece.chunk, location)[offset - start : upto - start])
+            offset = upto
+            index += 1
+        run.end()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def file_reader(self, recipe: Recipe) -> FileReader:
+        """The file as the parsers of `formats` read it; index thread only."""
+        return FileReader(self, recipe)
+
+    def check(self, chunk: ChunkId) -> None:
+        """Read and hash a chunk now, whatever was known; Corrupt if it is wrong or missing."""
+        self._verify(chunk, self._located(chunk))
+
+    def mark_verified(self, segment: int) -> None:
+        """All of a segment is known to be right (it was just written, or scrubbed)."""
+        self.verified.add_segment(segment)
+
+    def note_good(self, location: Location) -> None:
+        """One chunk was hashed and is right."""
+        marked = self.verified.add(location)
+        facts = self.facts(location.segment) if marked & 0xFF == 0 else None
+        if facts is not None and marked >= facts.chunks:
+            self.verified.add_segment(location.segment)
+
+    def note_bad(self, bad: Bad) -> None:
+        """One chunk was found wrong: nothing of its segment is trusted any longer."""
+        self.corruptions.append((bad.chunk, place_of(bad.location)))
+        self.suspect.add(bad.location.segment)
+        self.verified.remove_segment(bad.location.segment)
+
+    def evict(self, segment: int) -> None:
+        """Close the descriptors of a segment."""
+        self._files.evict(segment)
+
+    def forget(self, segment: int) -> None:
+        """Drop all that is remembered of a segment: it lost chunks or is gone."""
+        self._files.evict(segment)
+        self.verified.remove_segment(segment)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        self._files.close()
+
+    def _located(self, chunk: ChunkId) -> Location:
+        encoded = self._index.get(Table.CHUNK, chunk)
+        if encoded is None:
+            raise Corrupt(f"chunk {cid_text(chunk)} is not in the index", expected=chunk)
+        return decode_location(encoded)
+
+    def _verify(self, chunk: ChunkId, location: Location) -> bytes:
+        try:
+            payload = self._files.read_verified(chunk, location)
+        except Corrupt as e:
+            self.note_bad(Bad(chunk, location, None if e.got is None else ChunkId(e.got)))
+            raise
+        self.note_good(location)
+        return payload
+
+
+class FileReader:
+    """A stored file behind the Reader protocol of `formats`."""
+
+    def __init__(self, segments: Segments, recipe: Recipe) -> None:
+        self._segments = segments
+        self._recipe = recipe
+
+    @property
+    def size(self) -> int:
+        """The file's length in bytes."""
+        return self._recipe.size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`; fewer only where the file ends."""
+        if offset < 0 or length <= 0:
+            return b""
+        return self._segments.read_file(self._recipe, offset, length)
+
+
+class _Run:
+    """Neighbouring verified bytes of one segment that are read together."""
+
+    __slots__ = ("_files", "_in_idx", "_parts", "_segment", "_start", "_stop")
+
+    def __init__(self, files: SegmentFiles, parts: list[bytes]) -> None:
+        self._files = files
+        self._parts = parts
+        self._segment = -1
+        self._in_idx = False
+        self._start = self._stop = 0
+
+    def extend(self, location: Location, skip: int, length: int) -> None:
+        """Add `length` bytes of a chunk from its byte `skip`."""
+        at = location.offset + skip
+        if at != self._stop or location.segment != self._segment or location.in_idx != self._in_idx:
+            self.end()
+            self._segment, self._in_idx, self._start = location.segment, location.in_idx, at
+        self._stop = at + length
+
+    def end(self) -> None:
+        """Read what was gathered."""
+        if self._stop > self._start:
+            length = self._stop - self._start
+            self._parts.append(self._files.pread(self._segment, self._in_idx, length, self._start))
+        self._segment, self._start, self._stop = -1, 0, 0

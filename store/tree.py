@@ -1,0 +1,188 @@
+"""A directory as it was saved: its entries, canonical DAG-CBOR, identified by BLAKE3.
+
+One rule: a tree is complete by itself. Every attribute that `ls -l` and `getfattr` show of an
+entry stands in the entry; the directory's own attributes stand in its parent's entry, those of
+a unit's top directory in the version record.
+
+Source: FORMAT.md, "Trees".
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+from ckptfs.store.dagcbor import Link, Node, decode_node, encode_node
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.ids import CidCodec, RecipeId, TreeId
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One name of a saved directory.
+
+    `mode` is the full st_mode; times are nanoseconds since the epoch; `size` is that of a regular
+    file; `recipe` and `root` (the Merkle file root) are there for regular files, `tree` for
+    directories, `target` for symbolic links, `rdev` for device nodes. `link` is not 0 where
+    several entries of the unit are hard links of one file: equal numbers, one file.
+    """
+
+    name: bytes
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    ctime_ns: int
+    size: int = 0
+    recipe: RecipeId | None = None
+    root: bytes | None = None
+    tree: TreeId | None = None
+    target: bytes | None = None
+    rdev: int = 0
+    link: int = 0
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether the entry is a directory."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the entry is a regular file."""
+        return stat.S_ISREG(self.mode)
+
+
+def encode_tree(entries: Iterable[Entry]) -> bytes:
+    """Canonical bytes of a directory; the order of `entries` does not matter."""
+    rows: list[Node] = [entry_node(entry) for entry in sorted(entries, key=lambda e: e.name)]
+    return encode_node({"version": _VERSION, "entries": rows})
+
+
+def decode_tree(encoded: bytes) -> tuple[Entry, ...]:
+    """The entries, sorted by name; Corrupt unless `encoded` is one canonical tree."""
+    node = decode_node(encoded)
+    if not isinstance(node, dict) or node.get("version") != _VERSION or set(node) != {"version", "entries"}:
+        raise Corrupt(f"not a tree of version {_VERSION}")
+    rows = node["entries"]
+    if not isinstance(rows, list):
+        raise Corrupt("the entries of a tree are not a list")
+    entries = tuple(entry_of(row) for row in rows)
+    if any(a.name >= b.name for a, b in pairwise(entries)):
+        raise Corrupt("the entries of a tree are not in order")
+    return entries
+
+
+def entry_node(entry: Entry) -> Node:
+    """The DAG-CBOR item of an entry; what has its default is left out."""
+    node: dict[str, Node] = {
+        "name": entry.name,
+        "mode": entry.mode,
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "mtime": entry.mtime_ns,
+        "ctime": entry.ctime_ns,
+    }
+    optional: dict[str, Node] = {
+        "size": entry.size or None,
+        "recipe": Link(entry.recipe, CidCodec.RAW) if entry.recipe else None,
+        "root": entry.root,
+        "tree": Link(entry.tree, CidCodec.DAG_CBOR) if entry.tree else None,
+        "target": entry.target,
+        "rdev": entry.rdev or None,
+        "link": entry.link or None,
+        "xattrs": [[name, value] for name, value in sorted(entry.xattrs)] or None,
+    }
+    node.update({key: value for key, value in optional.items() if value is not None})
+    return node
+
+
+_INTEGERS = {
+    "mode": range(1 << 32),
+    "uid": range(1 << 32),
+    "gid": range(1 << 32),
+    "mtime": range(-(1 << 63), 1 << 64),
+    "ctime": range(-(1 << 63), 1 << 64),
+}
+# What has its default is left out, so these begin at 1.
+_COUNTS = {"size": range(1, 1 << 63), "rdev": range(1, 1 << 64), "link": range(1, 1 << 64)}
+_OPTIONAL: dict[str, type] = {
+    "size": int,
+    "recipe": Link,
+    "root": bytes,
+    "tree": Link,
+    "target": bytes,
+    "rdev": int,
+    "link": int,
+    "xattrs": list,
+}
+_ALWAYS = {"name", *_INTEGERS}
+
+
+def entry_of(node: Node) -> Entry:
+    """The entry in a DAG-CBOR item; Corrupt if it is not what `entry_node` makes of an entry."""
+    if not isinstance(node, dict) or not isinstance(node.get("name"), bytes):
+        raise Corrupt("a tree entry has no name")
+    for key, allowed in _INTEGERS.items():
+        if type(value := node.get(key)) is not int or value not in allowed:
+            raise Corrupt(f"a tree entry lacks a {key}, or it is out of range")
+    for key in node.keys() - _ALWAYS:
+        value = node[key]
+        if type(value) is not _OPTIONAL.get(key) or (type(value) is int and value not in _COUNTS[key]):
+            raise Corrupt(f"a tree entry has a bad field {key[:40]!r}")
+    entry = Entry(
+        name=cast(bytes, node["name"]),
+        mode=cast(int, node["mode"]),
+        uid=cast(int, node["uid"]),
+        gid=cast(int, node["gid"]),
+        mtime_ns=cast(int, node["mtime"]),
+        ctime_ns=cast(int, node["ctime"]),
+        size=cast(int, node.get("size", 0)),
+        recipe=cast("RecipeId | None", _digest(node.get("recipe"), CidCodec.RAW)),
+        root=cast("bytes | None", node.get("root")),
+        tree=cast("TreeId | None", _digest(node.get("tree"), CidCodec.DAG_CBOR)),
+        target=cast("bytes | None", node.get("target")),
+        rdev=cast(int, node.get("rdev", 0)),
+        link=cast(int, node.get("link", 0)),
+        xattrs=_xattrs(node["xattrs"]) if "xattrs" in node else (),
+    )
+    _check_kind(entry)
+    return entry
+
+
+def _digest(node: Node, codec: CidCodec) -> bytes | None:
+    if node is None:
+        return None
+    assert isinstance(node, Link)
+    if node.codec != codec:
+        raise Corrupt(f"a tree entry links to {node.codec.name} where {codec.name} belongs")
+    return node.digest
+
+
+def _xattrs(node: Node) -> tuple[tuple[bytes, bytes], ...]:
+    rows = cast("list[Node]", node)
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(part, bytes) for part in row):
+            raise Corrupt("a tree entry has a bad extended attribute")
+    xattrs = tuple((cast(bytes, row[0]), cast(bytes, row[1])) for row in cast("list[list[Node]]", rows))
+    if not xattrs or any(a[0] >= b[0] for a, b in pairwise(xattrs)):
+        raise Corrupt("the extended attributes of a tree entry are not in order")
+    return xattrs
+
+
+def _check_kind(entry: Entry) -> None:
+    if not entry.name or b"/" in entry.name or entry.name in (b".", b"..") or b"\0" in entry.name:
+        raise Corrupt("a tree entry has an impossible name")
+    if entry.is_file != (entry.recipe is not None) or entry.is_file != (entry.root is not None):
+        raise Corrupt("a tree entry is a file without content, or content without a file")
+    if entry.is_dir != (entry.tree is not None):
+        raise Corrupt("a tree entry is a directory without a tree, or the other way round")
+    if stat.S_ISLNK(entry.mode) != (entry.target is not None):
+        raise Corrupt("a tree entry is a link without a target, or the other way round")
+    if entry.root is not None and len(entry.root) != 32:
+        raise Corrupt("a file root is not 32 bytes")

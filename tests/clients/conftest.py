@@ -1,0 +1,35 @@
+"""Fixtures of the client tests: a mount in memory that settles quickly, processes that hold a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from clients.clientproc import Client
+from mounting import Mount
+
+SETTLE_S = 0.5
+OLD_SAFETENSORS = Path(__file__).parents[2] / ".venv" / "alt" / "safetensors-0.7"
+
+
+@pytest.fixture
+def quick_mount(mount_factory: Callable[..., Mount]) -> Mount:
+    """A mount on a store in memory, with `settle_s` short enough for tests of many saves."""
+    return mount_factory(config={"settle_s": SETTLE_S}, on_tmpfs=True)
+
+
+@pytest.fixture(scope="session")
+def torch_client() -> Iterator[Client]:
+    """A process with torch and safetensors (0.8) loaded; it serves all tests of the run."""
+    with Client("torch_client.py") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def old_safetensors_client() -> Iterator[Client]:
+    """The same process with safetensors 0.7, which truncates the good file in place."""
+    if not OLD_SAFETENSORS.is_dir():
+        pytest.skip(f"safetensors 0.7 is not installed in {OLD_SAFETENSORS}; ./dev test installs it")
+    with Client("torch_client.py", environment={"PYTHONPATH": str(OLD_SAFETENSORS)}) as client:
+        yield client

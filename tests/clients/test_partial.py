@@ -1,0 +1,112 @@
+"""A half-written checkpoint never looks whole: what is missing is named, `latest-complete` does not move."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from asking import Version
+from clients.clientproc import run_ranks, run_script
+from clients.recovery import Save, versions_with, wait_until_recoverable
+from mounting import Mount
+
+GOOD, BAD = 1, 2
+
+
+@pytest.fixture(scope="session")
+def dcp_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain directory with step-1 and step-2 as two ranks saved them, two files a rank."""
+    folder = tmp_path_factory.mktemp("dcp")
+    arguments = [str(folder / "run"), str(folder / "rendezvous"), "--steps", "2", "--files-per-rank", "2"]
+    run_ranks("dcp_rank.py", *arguments)
+    return folder / "run"
+
+
+def truncate(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size // 2)
+
+
+def empty(shard: Path) -> None:
+    os.truncate(shard, 0)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, Path.unlink], ids=["truncated", "empty", "absent"])
+def test_a_dcp_step_with_a_damaged_shard_is_partial_and_names_the_shard(
+    quick_mount: Mount, dcp_run: Path, damage: Callable[[Path], None]
+) -> None:
+    run = quick_mount.path / "run"
+    good = copy_step(dcp_run, run, GOOD)
+    name = wait_until_recoverable(quick_mount, "run", good)
+    complete = quick_mount.wait_for_version("run", lambda version: version.name == name)
+    assert (complete.state, complete.step) == ("complete", GOOD), complete
+
+    shard = sorted(path.name for path in (dcp_run / f"step-{BAD}").glob("*.distcp"))[-1]
+    bad = copy_step(dcp_run, run, BAD, damage=lambda folder: damage(folder / shard))
+    name = wait_until_recoverable(quick_mount, "run", bad)
+    partial = quick_mount.wait_for_version("run", lambda version: version.name == name)
+    assert partial.state == "partial", partial
+    assert shard in partial.missing, partial
+    assert_latest_complete_is(quick_mount, complete, good)
+
+
+@pytest.mark.parametrize("file_name", ["optimizer.pt", "scheduler.pt"])
+def test_a_trainer_killed_in_the_middle_of_a_save_leaves_a_partial_version(
+    quick_mount: Mount, file_name: str
+) -> None:
+    run = quick_mount.path / "run"
+    run_script("trainer_run.py", str(run), "--max-steps", str(GOOD))
+    good = Save.of(run, f"checkpoint-{GOOD}")
+    name = wait_until_recoverable(quick_mount, "run", good)
+    complete = quick_mount.wait_for_version("run", lambda version: version.name == name)
+    assert (complete.state, complete.step) == ("complete", GOOD), complete
+
+    die = ["--max-steps", str(BAD), "--resume", "--die-in", file_name]
+    run_script("trainer_run.py", str(run), *die, expected=-signal.SIGKILL)
+    bad = Save.of(run, f"checkpoint-{BAD}")
+    name = wait_until_recoverable(quick_mount, "run", bad)
+    partial = quick_mount.wait_for_version("run", lambda version: version.name == name)
+    assert partial.state == "partial", partial
+    assert file_name in partial.missing or "trainer_state.json" in partial.missing, partial
+    assert f"checkpoint-{BAD}" in partial.missing, partial
+    assert_latest_complete_is(quick_mount, complete, good)
+
+
+def test_a_checkpoint_is_never_listed_complete_before_its_metadata(quick_mount: Mount, dcp_run: Path) -> None:
+    """All shards are there and settled, .metadata is not: whatever is listed then is not complete."""
+    run = quick_mount.path / "run"
+    without = copy_step(dcp_run, run, GOOD, damage=lambda folder: (folder / ".metadata").unlink())
+    name = wait_until_recoverable(quick_mount, "run", without)
+    assert all(version.state != "complete" for version in quick_mount.versions("run"))
+    assert not os.path.lexists(run / ".versions" / "latest-complete")
+
+    shutil.copy(dcp_run / f"step-{GOOD}" / ".metadata", run / f"step-{GOOD}" / ".metadata.tmp")
+    os.rename(run / f"step-{GOOD}" / ".metadata.tmp", run / f"step-{GOOD}" / ".metadata")
+    whole = Save.of(dcp_run, f"step-{GOOD}")
+    later = wait_until_recoverable(quick_mount, "run", whole)
+    version = quick_mount.wait_for_version("run", lambda version: version.name == later)
+    assert version.state == "complete", version
+    assert later > name
+
+
+def copy_step(
+    source: Path, run: Path, step: int, damage: Callable[[Path], object] = lambda folder: None
+) -> Save:
+    """Bring a step onto the mount as a careful job does: below a temporary name, then one rename."""
+    name = f"step-{step}"
+    run.mkdir(exist_ok=True)
+    staged = run / f"{name}.tmp"
+    shutil.copytree(source / name, staged)
+    damage(staged)
+    staged.rename(run / name)
+    return Save.of(run, name)
+
+
+def assert_latest_complete_is(mount: Mount, version: Version, save: Save) -> None:
+    """`latest-complete` still leads to this version, and through it to the whole save."""
+    link = mount.path / "run" / ".versions" / "latest-complete"
+    assert os.path.realpath(link) == str(mount.path / "run" / ".versions" / version.name)
+    assert version.name in versions_with(mount, "run", save)

@@ -1,0 +1,108 @@
+"""Must show 8: the daemon's memory does not grow with what is written through it or listed from it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from clients.clientproc import run_script
+from clients.recovery import digest_tree, reported
+from kernelmounts import poll
+from mounting import Mount
+
+MIB = 1024 * 1024
+RecordProperty = Callable[[str, object], None]
+SOME_TIME = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "file_mib"),
+    [
+        pytest.param(512, 256, id="512MiB"),
+        pytest.param(4096, 1024, id="4GiB", marks=SOME_TIME),
+    ],
+)
+def test_gigabytes_pass_through_a_daemon_of_less_than_300_mib(
+    mount_factory: Callable[..., Mount], record_property: RecordProperty, total_mib: int, file_mib: int
+) -> None:
+    mount = mount_factory(on_tmpfs=True, limit_s=900)
+    run = mount.path / "run"
+    arguments = ["--bytes", str(total_mib * MIB), "--file-bytes", str(file_mib * MIB)]
+    with peak_of(mount) as peak:
+        said = run_script("plain_files.py", str(run), *arguments, timeout_s=600)
+        mount.wait_until_ingested(timeout_s=300)
+        mount.publish("run")
+    record_property("peak_rss_anon_mib", max(peak) / MIB)
+    assert max(peak) < 300 * MIB, f"{max(peak) / MIB:.0f} MiB"
+    for save in reported(said):
+        assert digest_tree(run / save.path) == save.files
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(5_000, id="5k"), pytest.param(100_000, id="100k", marks=SOME_TIME)]
+)
+def test_a_directory_of_many_files_is_listed_quickly_and_costs_little_memory(
+    mount_factory: Callable[..., Mount], record_property: RecordProperty, count: int
+) -> None:
+    """Listed by a daemon that has just started, so that nothing is known from writing the files."""
+    mount = mount_factory(on_tmpfs=True, limit_s=900)
+    folder = mount.path / "many"
+    run_script("plain_files.py", str(folder), "--names", str(count), timeout_s=600)
+    mount.wait_until_ingested(timeout_s=300)
+    mount.stop()
+    mount.restart()
+
+    names, listing_s = timed(["ls", "-f", str(folder)])
+    assert names >= count
+    record_property("ls_s", listing_s)
+    assert listing_s < 3, f"ls -f of {count} names took {listing_s:.1f} s"
+
+    drop_kernel_caches()
+    before = mount.rss_anon_bytes()
+    found, find_s = timed(["find", str(folder), "-type", "f", "-size", "+0c"])
+    growth = mount.rss_anon_bytes() - before
+    assert found == count
+    record_property("find_s", find_s)
+    record_property("find_growth_mib", growth / MIB)
+    assert growth <= 50 * MIB, f"find over {count} files grew the daemon by {growth / MIB:.0f} MiB"
+
+    drop_kernel_caches()
+    kept = max(4 * MIB, growth // 4)
+    given_back = poll(lambda: mount.rss_anon_bytes() - before <= kept, 20, every_s=0.5)
+    record_property("kept_mib", (mount.rss_anon_bytes() - before) / MIB)
+    assert given_back, f"still {(mount.rss_anon_bytes() - before) / MIB:.0f} MiB more than before find"
+
+
+def timed(command: list[str]) -> tuple[int, float]:
+    """How many lines a command prints, and the seconds it takes."""
+    begin = time.monotonic()
+    done = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    return done.stdout.count(b"\n"), time.monotonic() - begin
+
+
+def drop_kernel_caches() -> None:
+    """Dentries and inodes of all file systems; pages stay."""
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+
+
+@contextmanager
+def peak_of(mount: Mount) -> Iterator[list[int]]:
+    """Sample the daemon's anonymous memory until the block ends; the list fills as it goes."""
+    samples, done = [mount.rss_anon_bytes()], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.05):
+            samples.append(mount.rss_anon_bytes())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        sampler.join()

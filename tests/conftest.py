@@ -1,0 +1,105 @@
+"""What every test may rely on: `mount`, `mount_factory`, `seed`, `rng`.
+
+The one rule: a run that leaves a mount behind fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kernelmounts
+from mounting import Config, Mount, memory_folder
+
+SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(2**32))
+MOUNTS = pytest.StashKey[list[Mount]]()
+TEMPORARY = pytest.StashKey[Path]()
+MountFactory = Callable[..., Mount]
+
+
+def pytest_report_header() -> str:
+    return f"ckptfs: CKPTFS_SEED={SEED}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the log of each daemon of a failed test, and the seed it ran with."""
+    report = yield
+    if report.failed:
+        report.sections.append(("ckptfs seed", f"CKPTFS_SEED={SEED}"))
+        report.sections += [
+            (f"log of the daemon on {mount.path}", mount.log_tail()) for mount in item.stash.get(MOUNTS, [])
+        ]
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    request.config.stash[TEMPORARY] = tmp_path_factory.getbasetemp()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Take away what was left, but fail the run for it."""
+    left = [str(entry.path) for entry in _left_mounts(session.config)]
+    for path in left:
+        kernelmounts.remove(Path(path))
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        sys.stderr.write(f"\nckptfs: tests left these mounts behind: {', '.join(left)}\n")
+
+
+def _left_mounts(config: pytest.Config) -> list[kernelmounts.MountEntry]:
+    folder = config.stash.get(TEMPORARY, None)
+    return kernelmounts.below(folder) if folder is not None else []
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """The run's seed, from CKPTFS_SEED if that is set."""
+    return SEED
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers that depend on the run's seed and the test's name only, not on what ran before."""
+    return random.Random(f"{SEED}:{request.node.nodeid}")
+
+
+@pytest.fixture
+def mount_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MountFactory]:
+    """Starts mounts, as `mount_factory(on_tmpfs=True)`; see `make`. All are stopped after the test."""
+    mounts = request.node.stash.setdefault(MOUNTS, [])
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            *,
+            config: Config | None = None,
+            on_tmpfs: bool = False,
+            store: Path | None = None,
+            limit_s: float = 180.0,
+        ) -> Mount:
+            """A started mount. The store is below `tmp_path`, or in memory, or where the test says."""
+            folder = tmp_path / f"mount{len(mounts)}"
+            if store is None:
+                store = (stack.enter_context(memory_folder()) if on_tmpfs else folder) / "store"
+                stack.callback(shutil.rmtree, store, ignore_errors=True)
+            mount = Mount(folder / "mnt", store, logs=folder / "logs", config=config, limit_s=limit_s)
+            mounts.append(mount)
+            return stack.enter_context(mount)
+
+        yield make
+
+
+@pytest.fixture
+def mount(mount_factory: MountFactory) -> Mount:
+    """A mount with the default configuration on a store below `tmp_path`."""
+    return mount_factory()

@@ -1,0 +1,92 @@
+"""The configuration file: defaults, refusals that name the mistake, sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ckptfs.daemon.config import Config, load_config, parse_config, size_bytes
+from ckptfs.store.errors import InvalidRequest
+
+
+def test_every_key_has_a_default() -> None:
+    assert parse_config("") == load_config(None) == Config()
+
+
+def test_all_keys() -> None:
+    text = """
+    settle_s = 1
+    settle_max_s = 5.5
+    units = ["/*/*", "/a/b/*"]
+    min_free = "10GiB"
+    log_level = "debug"
+    write_path = "plain"
+    """
+    config = parse_config(text)
+    assert (config.settle_s, config.settle_max_s) == (1.0, 5.5)
+    assert config.units == ("/*/*", "/a/b/*")
+    assert config.min_free_bytes(1 << 50) == 10 << 30
+    assert (config.log_level, config.write_path) == ("debug", "plain")
+
+
+def test_a_long_settle_time_takes_its_limit_along() -> None:
+    assert parse_config("settle_s = 60").settle_max_s == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("settle = 1", "did you mean `settle_s`"),
+        ("min_fre = 1", "did you mean `min_free`"),
+        ("zzz = 1", "known keys are"),
+        ("[[policy]]\npath = '/x'", "`policy` has no effect"),
+        ("[[remote]]\nname = 'x'", "`remote` has no effect"),
+        ("settle_s = 'soon'", "`settle_s`: expected"),
+        ("settle_s = true", "`settle_s`: expected"),
+        ("settle_s = -1", "`settle_s`: expected"),
+        ("settle_s = nan", "`settle_s`"),
+        ("settle_s = 9\nsettle_max_s = 8", "shorter"),
+        ("units = ['run']", "not a glob"),
+        ("units = ['/']", "not a glob"),
+        ("units = ['/a/../b']", "not a glob"),
+        ("units = [1]", "`units[0]`: expected"),
+        ("min_free = 'much'", "not a size"),
+        ("min_free = '120%'", "no room"),
+        ("min_free = -1", "negative"),
+        ("log_level = 'loud'", "`log_level`"),
+        ("write_path = 'fast'", "`write_path`"),
+        ("settle_s = ", "not TOML"),
+        ("a = " + "[" * 5000, "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_config(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ckptfs.toml"
+    with pytest.raises(InvalidRequest, match="cannot read the configuration"):
+        load_config(str(path))
+    path.write_text("nonsense = 1")
+    with pytest.raises(InvalidRequest, match="ckptfs.toml: unknown key"):
+        load_config(str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        load_config(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1000", 1000), ("1k", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2TB", 2 * 10**12), ("5gi", 5 << 30)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_bytes(text) == size
+
+
+def test_a_share_of_the_disk() -> None:
+    assert Config(min_free="2.5%").min_free_bytes(1000) == 25
+    assert Config(min_free=7).min_free_bytes(1000) == 7
+    assert Config().min_free_bytes(1000) is None
