@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.errors import NotFound
-from ckptfs.store.histories import Histories, Unit
+from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.units import Unit
 from ckptfs.store.version_names import LATEST, resolve, split_version
 
 ROOT_UNIT = b"@root"
@@ -53,19 +54,16 @@ class Addresses:
 
     def find(self, text: str) -> Address:
         """The address of PATH or PATH@VERSION; NotFound if no such place is or was."""
-        address = self._live(text, None)
-        if address is not None:
-            return address
         path, version = split_version(text)
-        found = (self._live(path, version) if version is not None else None) or self._past(text, None)
-        found = found or (self._past(path, version) if version is not None else None)
-        if found is None:
-            raise NotFound(f"there is nothing at {text}, and no unit of that name; `ckptfs status` lists units")
-        return found
-
-    def without_version(self, text: str) -> Address:
-        """The address of PATH, for what concerns a whole unit."""
-        return self.find(text)
+        asked = [(text, None)] if version is None else [(text, None), (path, version)]
+        # What lies in a live unit's past is told from a VERSION by nothing, so the VERSION goes first.
+        tries = [(look, *one) for look in (self._live, self._of_removed) for one in asked]
+        tries += [(self._in_past, *one) for one in reversed(asked)]
+        for look, path, version in tries:
+            address = look(path, version)
+            if address is not None:
+                return address
+        raise nothing_at(text)
 
     def versions(self, address: Address) -> list[VersionRecord]:
         """The versions of an address's unit, oldest first."""
@@ -75,6 +73,13 @@ class Addresses:
         """The version that an address names; NotFound or InvalidRequest say what there is instead."""
         tags = {} if address.unit is None else self._histories.tags(address.unit.unit)
         return resolve(address.version or default, self.versions(address), tags)
+
+    def parts_of(self, text: str) -> tuple[bytes, ...]:
+        """The names along a path; `@root` stands for the root, unless something has that name."""
+        parts = _parts(os.fsencode(text))
+        if parts[:1] == (ROOT_UNIT,) and self._namespace.child(ROOT_INO, ROOT_UNIT) is None:
+            return parts[1:]
+        return parts
 
     def inodes_on(self, parts: tuple[bytes, ...]) -> list[int]:
         """The inodes from the root along these names, as far as they exist."""
@@ -93,27 +98,40 @@ class Addresses:
 
     def _live(self, text: str, version: str | None) -> Address | None:
         """The address of something that exists now, or None."""
-        parts = self._named_parts(text)
+        parts = self.parts_of(text)
         inos = self.inodes_on(parts)
         if len(inos) <= len(parts):
             return None
         directories = inos if self._namespace.inode(inos[-1]).is_dir else inos[:-1]
         return self._in_live_unit(text, parts, self._top_of(directories[-1]), inos, version)
 
-    def _past(self, text: str, version: str | None) -> Address | None:
-        """The address of something that was: in a removed unit, or removed from a live one."""
-        parts = self._named_parts(text)
-        inos = self.inodes_on(parts)
-        for depth in range(len(parts), len(inos) - 1, -1):
-            unit = self._histories.unit_named(b"/".join(parts[:depth]))
+    def _of_removed(self, text: str, version: str | None) -> Address | None:
+        """The address of something in a unit that was removed, or None."""
+        parts = self.parts_of(text)
+        for depth in range(len(parts), len(self.inodes_on(parts)) - 1, -1):
+            unit = self._unit_shown_as(b"/".join(parts[:depth]))
             if unit is not None:
                 inner = parts[depth:]
                 return Address(
                     text=text, name=unit.name, unit=unit, top=0, inner=inner, ino=None, version=version
                 )
+        return None
+
+    def _in_past(self, text: str, version: str | None) -> Address | None:
+        """The address of something that a live unit may have held once; each version will tell."""
+        parts = self.parts_of(text)
+        inos = self.inodes_on(parts)
         directory = next(ino for ino in reversed(inos) if self._namespace.inode(ino).is_dir)
         address = self._in_live_unit(text, parts, self._top_of(directory), inos, version)
-        return address if self._ever_held(address) else None
+        held = address.unit is not None and (address.top != ROOT_INO or len(address.inner) == 1)
+        return address if held else None
+
+    def _unit_shown_as(self, name: bytes) -> Unit | None:
+        """The unit of this name; of several removed ones the older are NAME~ID, as in `.versions`."""
+        unit = self._histories.unit_named(name)
+        if unit is not None or b"~" not in name:
+            return unit
+        return self._histories.shown_names().get(name)
 
     def _in_live_unit(
         self, text: str, parts: tuple[bytes, ...], top: int, inos: list[int], version: str | None
@@ -130,16 +148,6 @@ class Addresses:
             version=version,
         )
 
-    def _ever_held(self, address: Address) -> bool:
-        """Whether a place that is not there now may have been: the check of each version is the caller's."""
-        return address.unit is not None and (address.top != ROOT_INO or len(address.inner) == 1)
-
-    def _named_parts(self, text: str) -> tuple[bytes, ...]:
-        parts = _parts(os.fsencode(text))
-        if parts[:1] == (ROOT_UNIT,) and self._namespace.child(ROOT_INO, ROOT_UNIT) is None:
-            return parts[1:]
-        return parts
-
 
 def _parts(path: bytes) -> tuple[bytes, ...]:
     return tuple(_components(path))
@@ -147,3 +155,8 @@ def _parts(path: bytes) -> tuple[bytes, ...]:
 
 def _components(path: bytes) -> Iterator[bytes]:
     return (part for part in path.split(b"/") if part)
+
+
+def nothing_at(text: str) -> NotFound:
+    """The error for a path that is nothing and was nothing."""
+    return NotFound(f"there is nothing at {text}, and no unit of that name; see `ckptfs status`")

@@ -55,22 +55,26 @@ def run(arguments: Sequence[str]) -> int:
         typer.main.get_command(make_app()).main(
             args=list(arguments) or ["--help"], prog_name="ckptfs", standalone_mode=False
         )
-    except Failed as e:
-        return e.code
-    except typer.Exit as e:
-        return e.exit_code
-    except typer.TyperException as e:
-        return _complain(f"{e.format_message()} (`ckptfs --help` lists what there is)", e.exit_code)
-    except CkptfsError as e:
-        return _complain(str(e), 1)
+    except (Failed, typer.Exit, typer.Abort, typer.TyperException, KeyboardInterrupt) as e:
+        return _code_of(e)
     except BrokenPipeError:
         return 1
+    except CkptfsError as e:
+        return _complain(str(e), 1)
     except OSError as e:
         name = f": {os.fsdecode(e.filename)}" if e.filename else ""
         return _complain(f"{e.strerror or e}{name}", 1)
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
     return 0
+
+
+def _code_of(end: BaseException) -> int:
+    if isinstance(end, Failed):
+        return end.code
+    if isinstance(end, typer.Exit):
+        return end.exit_code
+    if isinstance(end, typer.TyperException):
+        return _complain(f"{end.format_message()} (`ckptfs --help` lists what there is)", end.exit_code)
+    return INTERRUPTED
 
 
 def _complain(message: str, code: int) -> int:

@@ -22,7 +22,9 @@ from ckptfs.daemon.cli_output import (
 )
 
 MaybeVersion = Annotated[str, typer.Argument(metavar="PATH[@VERSION]")]
-MaybePath = Annotated[str | None, typer.Argument(metavar="PATH", help="Something on the mount that is meant.")]
+MaybePath = Annotated[
+    str | None, typer.Argument(metavar="PATH", help="Something on the mount that is meant.")
+]
 
 
 def register(app: typer.Typer) -> None:

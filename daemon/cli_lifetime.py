@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ckptfs.daemon.cli_output import AsJson, Failed, print_json, progress_shown, say
+from ckptfs.daemon.cli_output import AsJson, print_json, progress_shown, say
 
 
 def register(app: typer.Typer) -> None:
@@ -27,16 +27,15 @@ def mount(
 ) -> None:
     """Mount a store; stays in the foreground until it is unmounted or gets SIGTERM."""
     from ckptfs.daemon.config import load_config
-    from ckptfs.daemon.mounting import serve_mount
     from ckptfs.store.errors import InvalidRequest
 
     try:
         settings = load_config(config)
     except InvalidRequest as e:
         raise typer.BadParameter(str(e)) from None
-    code = serve_mount(mountpoint, store, settings, as_json=as_json)
-    if code:
-        raise Failed(code)
+    from ckptfs.daemon.mounting import serve_mount
+
+    serve_mount(mountpoint, store, settings, as_json=as_json)
 
 
 def umount(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 StoreDir = Annotated[
     str | None,
-    typer.Option("--store", metavar="DIR", help="Ask this store, not a mount; PATH is then as seen from the mount."),
+    typer.Option("--store", metavar="DIR", help="Ask this store; PATH is then as seen from its mount."),
 ]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDE = 10_000
@@ -151,7 +151,10 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if status.get("mountpoint"):
         yield "mount", str(status["mountpoint"])
     yield "store", str(status["store"])
-    yield "write path", f"{status['write_path']} ({status['why']})" if status["write_path"] else str(status["why"])
+    yield (
+        "write path",
+        f"{status['write_path']} ({status['why']})" if status["write_path"] else str(status["why"]),
+    )
     yield "stored", human_bytes(cast(int, status["stored_bytes"]))
     yield "free", human_bytes(cast(int, status["free_bytes"]))
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
@@ -160,7 +163,12 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 def _unit_row(unit: Mapping[str, object]) -> list[str]:
     newest, age = unit["newest_complete"], unit["newest_complete_age_s"]
     name = f"{unit['name']}{'' if unit['live'] else ' (removed)'}"
-    return [name, str(unit["versions"]), str(newest or ""), "" if age is None else human_age(cast(float, age))]
+    return [
+        name,
+        str(unit["versions"]),
+        str(newest or ""),
+        "" if age is None else human_age(cast(float, age)),
+    ]
 
 
 def _escaped(character: str) -> str:

@@ -21,7 +21,7 @@ VersionArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH@VERSION",
-        help="VERSION: a number, a name, a tag, latest, latest-complete, step:N, step:N~50 or time:2026-11-29T16:00.",
+        help="VERSION: number, name, tag, latest, latest-complete, step:N, step:N~50, time:2026-11-29T16:00.",
     ),
 ]
 TagArgument = Annotated[str, typer.Argument(metavar="NAME")]

@@ -152,7 +152,7 @@ class _Lines:
         self.is_lost = False
 
     async def next(self) -> bytes | None:
-        """The next line without its end; None when the peer has finished; InvalidRequest if it is too long."""
+        """The next line without its end; None when the peer has finished; InvalidRequest if too long."""
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
@@ -205,5 +205,3 @@ def _answers(path: str) -> bool:
         except OSError:
             return False
         return True
-
-

@@ -27,7 +27,9 @@ MAX_PATH_BYTES = 16 * 1024
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag=str.lower):
+class Request(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do", tag=str.lower
+):
     """Base of all requests; `path` is PATH, or PATH@VERSION where the command line takes that."""
 
     path: str = "/"
@@ -38,58 +40,58 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return isinstance(self, Status | Log | Verify | Du)
 
 
-class Status(Request):
+class Status(Request, frozen=True, kw_only=True):
     """How the mount is."""
 
 
-class Log(Request):
+class Log(Request, frozen=True, kw_only=True):
     """The versions of the unit that `path` is in."""
 
 
-class Publish(Request):
+class Publish(Request, frozen=True, kw_only=True):
     """Make a version now, with a tag and a step if they are given."""
 
     tag: str | None = None
     step: int | None = None
 
 
-class Tag(Request):
+class Tag(Request, frozen=True, kw_only=True):
     """Give the version `path` a name."""
 
     name: str
 
 
-class Untag(Request):
+class Untag(Request, frozen=True, kw_only=True):
     """Take the name `name` from the unit that `path` is in."""
 
     name: str
 
 
-class Pin(Request):
+class Pin(Request, frozen=True, kw_only=True):
     """Keep the version `path` whatever the space."""
 
 
-class Unpin(Request):
+class Unpin(Request, frozen=True, kw_only=True):
     """Undo a pin."""
 
 
-class Forget(Request):
+class Forget(Request, frozen=True, kw_only=True):
     """Let the version `path` go."""
 
 
-class Unit(Request):
+class Unit(Request, frozen=True, kw_only=True):
     """Version the directory `path` as a whole from now on."""
 
 
-class Verify(Request):
+class Verify(Request, frozen=True, kw_only=True):
     """Read and hash every chunk of a version again."""
 
 
-class Du(Request):
+class Du(Request, frozen=True, kw_only=True):
     """What a version, or all of them, take."""
 
 
-class Gc(Request):
+class Gc(Request, frozen=True, kw_only=True):
     """Give back the space of what nothing refers to."""
 
 

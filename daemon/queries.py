@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 
-
-
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, way_into
@@ -25,10 +23,11 @@ from ckptfs.daemon.verifying import Report, Verifier, worker_limiter
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
-from ckptfs.store.histories import Histories, Unit
+from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import CidCodec, cid_text
 from ckptfs.store.segments import Segments
+from ckptfs.store.units import Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +154,7 @@ class Queries:
                 "time_ns": record.time_ns,
                 "step": record.step,
                 "steps": list(record.steps),
-                "tags": sorted(tag for tag, number in tags.items() if number == record.number),
+                "tags": [*sorted(tag for tag, number in tags.items() if number == record.number)],
                 "pinned": record.number in pins,
                 "state": record.state.value,
                 "missing": list(record.missing),
@@ -173,13 +172,16 @@ class Queries:
             "live": unit.ino != 0,
             "versions": len(self._histories.numbers(unit.unit)),
             "newest_complete": complete.name if complete is not None else None,
-            "newest_complete_age_s": (time.time_ns() - complete.time_ns) / 1e9 if complete is not None else None,
+            "newest_complete_age_s": (time.time_ns() - complete.time_ns) / 1e9
+            if complete is not None
+            else None,
         }
 
 
 def iso_time(time_ns: int) -> str:
     """A time as scripts read it: 2026-11-29T16:02:11.123456Z."""
-    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    seconds, rest_ns = divmod(time_ns, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 1000:06d}Z"
 
 
 def _program_version() -> str:

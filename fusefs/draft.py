@@ -152,9 +152,7 @@ class Draft:
 
     def _touch(self, directory: int, subdirs: int) -> None:
         inode = self.inode(directory)
-        self.update(
-            directory, mtime_ns=self.now_ns, ctime_ns=self.now_ns, subdirs=inode.subdirs + subdirs
-        )
+        self.update(directory, mtime_ns=self.now_ns, ctime_ns=self.now_ns, subdirs=inode.subdirs + subdirs)
         self._dirty.add(directory)
 
 

@@ -74,6 +74,7 @@ class Files:
         self.open_files: dict[int, OpenFile] = {}
         self.ingesting: dict[int, Ingesting] = {}
         self.preimages: Preimages  # set once at wiring: the two know each other
+        self.on_closed: Callable[[int], None] = lambda ino: None
 
     # -- opening and closing ---------------------------------------------------------------
 
@@ -319,6 +320,7 @@ class Files:
                 self._quiet.minor(parent, now)
             else:
                 self._quiet.major(parent, ino, now)
+        self.on_closed(ino)
 
     async def _protect_before_cut(self, ino: int) -> None:
         draft = self._drafts.begin()

@@ -77,7 +77,15 @@ class Mutations:
         return ino
 
     def make(
-        self, parent: int, name: bytes, mode: int, uid: int, gid: int, *, rdev: int = 0, target: bytes | None = None
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        uid: int,
+        gid: int,
+        *,
+        rdev: int = 0,
+        target: bytes | None = None,
     ) -> int:
         """A new directory, special file, symbolic link or empty regular file."""
         directory = self._check_new(parent, name)

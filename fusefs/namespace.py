@@ -85,7 +85,9 @@ class Namespace:
             raise PosixError(errno.ENOENT)
         return int.from_bytes(value[8:], "big")
 
-    def entries(self, directory: int, after: int = -1, limit: int | None = None) -> list[tuple[int, bytes, int]]:
+    def entries(
+        self, directory: int, after: int = -1, limit: int | None = None
+    ) -> list[tuple[int, bytes, int]]:
         """(position, name, inode) of entries behind position `after`, in order of creation.
 
         A name keeps its position as long as it exists, so a listing that goes on from a position

@@ -14,11 +14,19 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, SetattrFields, StatvfsData
+from pyfuse3 import (
+    EntryAttributes,
+    FileInfo,
+    FUSEError,
+    ReaddirToken,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+)
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChange, AttributeChanges
@@ -51,12 +59,12 @@ class Snapshots(Protocol):
 
 
 def answered(
-    handler: Callable[Concatenate[CkptfsOperations, P], Awaitable[R]],
-) -> Callable[Concatenate[CkptfsOperations, P], Awaitable[R]]:
+    handler: Callable[Concatenate[CkptfsOperations, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[CkptfsOperations, P], Coroutine[Any, Any, R]]:
     """Turn what a handler raises into an errno for the client, and never let it go further."""
 
     @functools.wraps(handler)
-    async def answer(self: CkptfsOperations, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def answer(self: CkptfsOperations, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return await handler(self, *args, **kwargs)
         except FUSEError:
@@ -189,14 +197,18 @@ class CkptfsOperations(pyfuse3.Operations):
         return self._remembered(self._namespace.attributes(ino))
 
     @answered
-    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
+    async def symlink(
+        self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
         _live(parent_inode)
         mode = stat.S_IFLNK | 0o777
         ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
         return self._remembered(self._namespace.attributes(ino))
 
     @answered
-    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
+    async def link(
+        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext
+    ) -> EntryAttributes:
         _live(new_parent_inode)
         if inode >= FIRST_VIRTUAL_INO:
             raise PosixError(errno.EXDEV)
@@ -358,7 +370,9 @@ class CkptfsOperations(pyfuse3.Operations):
     def _list_live(self, ino: int, start: int, token: ReaddirToken) -> None:
         links = self._namespace.inode(ino).links
         parent = links[0][0] if links else ino
-        if not self._list_dots(self._namespace.attributes(ino), self._namespace.attributes(parent), start, token):
+        if not self._list_dots(
+            self._namespace.attributes(ino), self._namespace.attributes(parent), start, token
+        ):
             return
         after = max(start - _DOTS, -1)
         while rows := self._namespace.entries(ino, after, _LISTED_AT_ONCE):

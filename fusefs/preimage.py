@@ -11,7 +11,9 @@ mixture with what the job writes next. Source: ARCHITECTURE §1.2 and §4.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -21,7 +23,7 @@ from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import RecipeId, TreeId
 from ckptfs.store.index import Table
-from ckptfs.store.inode import Inode
+from ckptfs.store.inode import Content, Inode
 from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pin
 from ckptfs.store.segments import Segments
 
@@ -49,7 +51,7 @@ class Preimages:
         self._settle_s = settle_s
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
-        self._pinned_units: dict[int, int] = {}
+        self._pinned_units: dict[int, dict[int, Content]] = {}
         for key, value in namespace.index.scan(Table.PREIMAGE):
             self._note(int.from_bytes(key[:8], "big"), decode_pin(value))
 
@@ -65,9 +67,11 @@ class Preimages:
         if self._units.versions_off(parent):
             return False
         top = self._units.top_of(parent)
-        if top not in self._pinned_units:
+        pinned = self._pinned_units.get(top)
+        if pinned is None:
             self._pin_settled(top, draft, ino)
-        self._pin(top, ino, inode, draft)
+        if pinned is None or pinned.get(ino) != inode.content:
+            self._pin(top, ino, inode, draft)
         return True
 
     def pins_of(self, top: int) -> list[tuple[bytes, PinnedFile]]:
@@ -89,7 +93,7 @@ class Preimages:
             if number:
                 self._drafts.pinned_staging.discard(number)
                 if not self._still_used(decode_pin(value)):
-                    draft.change.after_commit(lambda n=number: self._drafts.staging.drop(n))
+                    draft.change.after_commit(partial(self._drafts.staging.drop, number))
         self._pinned_units.pop(top, None)
 
     def _is_loss(self, ino: int, inode: Inode) -> bool:
@@ -113,7 +117,8 @@ class Preimages:
             entries = self._segments.read_tree(TreeId(published[:32]))  # type: ignore[arg-type]
         except CkptfsError:
             return False
-        return any(entry.name == name and entry.recipe == recipe for entry in entries)
+        at = bisect_left(entries, name, key=lambda entry: entry.name)
+        return at < len(entries) and entries[at].name == name and entries[at].recipe == recipe
 
     def _pin_settled(self, top: int, draft: Draft, besides: int) -> None:
         for directory in list(self._drafts.changed_dirs):
@@ -149,7 +154,7 @@ class Preimages:
         return PinnedDirectory(name, inode.mode, inode.uid, inode.gid, inode.mtime_ns, inode.ctime_ns)
 
     def _note(self, top: int, pin: PinnedFile) -> None:
-        self._pinned_units[top] = self._pinned_units.get(top, 0) + 1
+        self._pinned_units.setdefault(top, {})[pin.ino] = pin.inode.content
         if pin.inode.content.staging:
             self._drafts.pinned_staging.add(pin.inode.content.staging)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import trio
 
 from ckptfs.fusefs.draft import Drafts
@@ -29,10 +30,10 @@ from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import InvalidRequest, NotFound
 from ckptfs.store.histories import Histories, Unit
 from ckptfs.store.history import VersionRecord
-from ckptfs.store.ids import TreeId, UnitId
+from ckptfs.store.ids import ChunkId, TreeId, UnitId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Ingest
-from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.inode import Inode
 from ckptfs.store.pins import PinnedFile
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
@@ -113,23 +114,34 @@ class Publisher:
         """
         async with self._one_at_a_time:
             await self._publish_preimage(top)
-            if self._namespace.find(top) is None or not self._namespace.inode(top).links:
-                return None
-            planned_s = time.monotonic()
-            grown = await self._store_files(due, planned_s)
-            due = self._still_due(due, planned_s)
-            builder = TreeBuilder(
-                self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown
-            )
-            tree = builder.build()
-            top_entry = builder.top_entry(tree)
-            await self._ingest.store_objects(builder.built.objects)
-            change = Change()
-            for directory, built in builder.built.trees.items():
-                change.put(Table.PUBLISHED, key_of(directory), built)
+            with self._segments.pins.hold() as held:
+                return await self._publish_live(top, due, request, held)
+
+    async def _publish_live(
+        self, top: int, due: Due, request: Request, held: set[ChunkId]
+    ) -> VersionRecord | None:
+        planned_s = time.monotonic()
+        grown = await self._store_files(due, planned_s, held)
+        if not self._is_linked(top):
+            return None
+        due = self._still_due(due, planned_s)
+        builder = TreeBuilder(
+            self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown
+        )
+        tree = builder.build()
+        top_entry = builder.top_entry(tree)
+        await self._ingest.store_objects(builder.built.objects, held)
+        change = Change()
+        for directory, built in builder.built.trees.items():
+            change.put(Table.PUBLISHED, key_of(directory), built)
+        record = None
+        if self._histories.unit_of_ino(top) is None and not self._segments.read_tree(tree):
+            # Nothing was ever saved here: no history for an empty directory.
+            self._namespace.index.apply(change)
+        else:
             record = self._append(self._unit_of(top), top_entry, request, change)
-            self._finish(due, planned_s, change)
-            return record
+        self._finish(due, planned_s)
+        return record
 
     async def publish_now(self, top: int, request: Request) -> VersionRecord:
         """Make a version of what is there at once; the newest one if nothing is new."""
@@ -139,7 +151,9 @@ class Publisher:
             unit = self._histories.unit_of_ino(top)
             record = self._histories.newest(unit.unit) if unit is not None else None
         if record is None:
-            raise NotFound("there is nothing to publish here yet: versioning is off, or all files are being written")
+            raise NotFound(
+                "there is nothing to publish here yet: versioning is off, or all files are being written"
+            )
         return record
 
     def unit_moved(self, ino: int) -> None:
@@ -168,7 +182,7 @@ class Publisher:
 
     # -- the steps -------------------------------------------------------------------------
 
-    async def _store_files(self, due: Due, now: float) -> dict[int, Stored]:
+    async def _store_files(self, due: Due, now: float, held: set[ChunkId]) -> dict[int, Stored]:
         """Store what waits in the directories that are taken; logs that are open are copied."""
         waiting: list[Waiting] = []
         growing: list[tuple[int, bytes]] = []
@@ -188,16 +202,16 @@ class Publisher:
         await self._storing.store(waiting)
         grown = {}
         for ino, name in growing:
-            stored = await self._grow(ino, name)
+            stored = await self._grow(ino, name, held)
             if stored is not None:
                 grown[ino] = stored
         return grown
 
-    async def _grow(self, ino: int, name: bytes) -> Stored | None:
+    async def _grow(self, ino: int, name: bytes, held: set[ChunkId]) -> Stored | None:
         open_file = self._files.open_files.get(ino)
         if open_file is None or not open_file.growth.is_log(name):
             return None
-        return await self._storing.store_growing(ino, name)
+        return await self._storing.store_growing(ino, name, held)
 
     def _still_due(self, due: Due, planned_s: float) -> Due:
         """Directories in which something happened while their files were stored are busy now."""
@@ -240,7 +254,7 @@ class Publisher:
                  record.state, record.files)  # fmt: skip
         return record
 
-    def _finish(self, due: Due, planned_s: float, _: Change) -> None:
+    def _finish(self, due: Due, planned_s: float) -> None:
         change = Change()
         for directory in due.quiet:
             if self._quiet.happened_since(directory, planned_s) or self._has_unstored(directory):
@@ -281,23 +295,33 @@ class Publisher:
         pins = self._preimages.pins_of(top)
         if not pins:
             return
-        await self._storing.store(
-            [Waiting(p.ino, p.name, p.inode, p.inode.size, key, p) for key, p in pins if p.inode.content.staging]
+        failed = await self._storing.store(
+            [
+                Waiting(p.ino, p.name, p.inode, p.inode.size, key, p)
+                for key, p in pins
+                if p.inode.content.staging
+            ]
         )
         pins = self._preimages.pins_of(top)
-        stored = {i: self._stored_pin(p) for i, (_, p) in enumerate(pins) if not p.inode.content.staging}
-        if len(stored) < len(pins):
-            return
-        unit, entry = self._pinned_top(top)
-        newest = self._histories.newest(unit.unit)
-        base = newest.top.tree if newest is not None else None
-        tree, objects = overlay_pins(self._segments, base, [p for _, p in pins], stored)
-        await self._ingest.store_objects(objects)
-        self._append(unit, _with_tree(entry, tree), Request("pre-image"), Change())
+        kept = [(key, pin) for key, pin in pins if key not in failed]
+        if any(pin.inode.content.staging for _, pin in kept):
+            return  # somebody has a pinned file mapped: the next round tries again
+        if kept:
+            with self._segments.pins.hold() as held:
+                await self._append_preimage(top, [pin for _, pin in kept], held)
         draft = self._drafts.begin()
         self._preimages.release(top, [key for key, _ in pins], draft)
         draft.change.delete(Table.META, _gone_key(top))
         draft.commit()
+
+    async def _append_preimage(self, top: int, pins: list[PinnedFile], held: set[ChunkId]) -> None:
+        unit, entry = self._pinned_top(top)
+        newest = self._histories.newest(unit.unit)
+        base = newest.top.tree if newest is not None else None
+        stored = {i: self._stored_pin(pin) for i, pin in enumerate(pins)}
+        tree, objects = overlay_pins(self._segments, base, pins, stored)
+        await self._ingest.store_objects(objects, held)
+        self._append(unit, replace(entry, tree=tree), Request("pre-image"), Change())
 
     def _stored_pin(self, pin: PinnedFile) -> Stored:
         recipe = pin.inode.content.base
@@ -321,26 +345,16 @@ def _gone_key(top: int) -> bytes:
     return b"gone:" + key_of(top)
 
 
-def _pack_top(inode):  # type: ignore[no-untyped-def]
-    import msgspec
-
+def _pack_top(inode: Inode) -> bytes:
     return msgspec.msgpack.encode((inode.mode, inode.uid, inode.gid, inode.mtime_ns, inode.ctime_ns))
 
 
 def _top_entry(packed: bytes) -> Entry:
-    import msgspec
-
     mode, uid, gid, mtime_ns, ctime_ns = msgspec.msgpack.decode(packed)
     placeholder = TreeId(bytes(32))  # type: ignore[arg-type]
     return Entry(
         name=TOP_NAME, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, ctime_ns=ctime_ns, tree=placeholder
     )
-
-
-def _with_tree(entry: Entry, tree: TreeId) -> Entry:
-    from dataclasses import replace
-
-    return replace(entry, tree=tree)
 
 
 def _same(before: Entry, top: Entry) -> bool:
@@ -352,6 +366,3 @@ def _same(before: Entry, top: Entry) -> bool:
         top.gid,
         top.xattrs,
     )
-
-
-ROOT_TOP = ROOT_INO

@@ -86,6 +86,11 @@ class Quiet:
         activity = self._dirs.get(directory)
         return activity is None or now - activity.changed.get(ino, float("-inf")) >= self.settle_s
 
+    def happened_since(self, directory: int, then: float) -> bool:
+        """Whether a major event came after `then`."""
+        activity = self._dirs.get(directory)
+        return activity is not None and activity.last_major > then
+
     def due(self, directories: Iterable[int], now: float, writers_of: Callable[[int], set[int]]) -> Due:
         """What to do with the unit whose changed directories these are."""
         quiet, settled_only, publish = set(), set(), False
@@ -94,14 +99,18 @@ class Quiet:
             writers = writers_of(directory)
             if self.is_quiet(directory, now, writers):
                 quiet.add(directory)
-                publish |= bool(activity.changed) or activity.first_minor is None or self._log_due(activity, now)
+                publish |= (
+                    bool(activity.changed) or activity.first_minor is None or self._log_due(activity, now)
+                )
             elif self._overdue(activity, now, writers):
                 settled_only.add(directory)
                 publish = True
         return Due(publish, frozenset(quiet), frozenset(settled_only))
 
     def _overdue(self, activity: _Activity, now: float, writers: set[int]) -> bool:
-        waiting = [t for ino, t in activity.changed.items() if ino not in writers and now - t >= self.settle_s]
+        waiting = [
+            t for ino, t in activity.changed.items() if ino not in writers and now - t >= self.settle_s
+        ]
         return bool(waiting) and now - min(waiting) >= self.settle_max_s
 
     @staticmethod

@@ -21,7 +21,9 @@ READ_AHEAD_KB = 1024
 class Session:
     """One mount. `run` serves it until it is unmounted or `stop` is called."""
 
-    def __init__(self, operations: CkptfsOperations, mountpoint: str, store: str, *, allow_other: bool) -> None:
+    def __init__(
+        self, operations: CkptfsOperations, mountpoint: str, store: str, *, allow_other: bool
+    ) -> None:
         self.mountpoint = os.path.realpath(mountpoint)
         options = {*pyfuse3.default_options, f"fsname={_escaped(store)}", f"subtype={SUBTYPE}"}
         if allow_other:
@@ -61,7 +63,13 @@ def device_of(mountpoint: str) -> str | None:
     with open("/proc/self/mountinfo") as table:
         for line in table:
             fields = line.split()
-            path = fields[4].encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape")
+            path = (
+                fields[4]
+                .encode()
+                .decode("unicode_escape")
+                .encode("latin-1")
+                .decode("utf-8", "surrogateescape")
+            )
             if path == mountpoint:
                 found = fields[2]
     return found

@@ -6,13 +6,18 @@ the writer waits only until the file is not being read any more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from ckptfs.fusefs.draft import Draft, Drafts
 from ckptfs.fusefs.files import Files, Ingesting
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.treebuilder import Stored
+from ckptfs.store.formats import Reader
+from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Candidate, Ingest, Ingested
 from ckptfs.store.inode import Content, Inode
@@ -21,8 +26,8 @@ from ckptfs.store.pins import PinnedFile, encode_pin
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
-from ckptfs.store.formats import Reader
 
+log = logging.getLogger(__name__)
 SMALL_BYTES = 128 << 10
 _SMALL_AT_ONCE = 1024
 _SMALL_BYTES_AT_ONCE = 32 << 20
@@ -61,18 +66,24 @@ class Storing:
         self._grown: dict[int, Recipe] = {}
         self.pending_bytes = 0
 
-    async def store(self, waiting: Sequence[Waiting]) -> None:
+    async def store(self, waiting: Sequence[Waiting]) -> set[object]:
         """Store what can be stored. Durable when: this returned (for each file that it committed).
 
-        Files that are busy, or were changed meanwhile, stay in staging. NoSpace and Corrupt pass.
+        Files that are busy, or were changed meanwhile, stay in staging. Returns the keys (inode
+        number or pin key) of those that cannot be stored at all; the log says why. NoSpace passes.
         """
+        failed: set[object] = set()
         self.pending_bytes = sum(one.size for one in waiting)
         for group in _groups(waiting):
-            await self._store_group(group)
+            failed |= await self._store_group(group)
             self.pending_bytes -= sum(one.size for one in group)
+        return failed
 
-    async def store_growing(self, ino: int, name: bytes) -> Stored | None:
-        """Store a log as it is now, without closing it; None if it is not being written any more."""
+    async def store_growing(self, ino: int, name: bytes, pin: set[ChunkId]) -> Stored | None:
+        """Store a log as it is now, without closing it; None if it is not being written any more.
+
+        What was stored is added to `pin` (see Segments.pins), because no record names it yet.
+        """
         open_file = self._files.open_files.get(ino)
         inode = self._namespace.inode(ino)
         if open_file is None or not inode.content.staging or inode.content.base is not None:
@@ -82,7 +93,9 @@ class Storing:
         fd = self._staging.open_read(inode.content.staging)
         try:
             clean = before.size if before is not None and before.size <= size else 0
-            done = await self._ingest.store_growing(fd, size, _text(name), before if clean else None, clean)
+            done = await self._ingest.store_growing(
+                fd, size, _text(name), before if clean else None, clean, pin=pin
+            )
         finally:
             self._files.close_descriptor(fd)
         self._grown[ino] = self._segments.read_recipe(done.recipe)
@@ -96,7 +109,7 @@ class Storing:
         """The Merkle file root of a stored file."""
         return file_root(recipe.root_leaves())
 
-    async def _store_group(self, group: Sequence[Waiting]) -> None:
+    async def _store_group(self, group: Sequence[Waiting]) -> set[object]:
         flags: dict[int, Ingesting] = {}
         for one in group:
             if one.pin_key is None and one.ino not in self._files.ingesting:
@@ -104,11 +117,17 @@ class Storing:
         try:
             candidates = [self._candidate(one, flags) for one in group]
             by_key = {self._key(one): one for one in group}
-            await self._ingest.store_files(candidates, self._committer(by_key, flags))
+            report = await self._ingest.store_files(candidates, self._committer(by_key, flags))
         finally:
             for ino, flag in flags.items():
                 del self._files.ingesting[ino]
                 flag.done.set()
+        for key, error in report.failed:
+            one = by_key[key]
+            log.error(
+                "%s (inode %d) cannot be stored, it stays in staging: %s", _text(one.name), one.ino, error
+            )
+        return {key for key, _ in report.failed}
 
     def _candidate(self, one: Waiting, flags: dict[int, Ingesting]) -> Candidate:
         content = one.inode.content
@@ -201,8 +220,6 @@ class Storing:
 
 
 def _with_content(pin: PinnedFile, done: Ingested) -> PinnedFile:
-    import msgspec
-
     stored = msgspec.structs.replace(
         pin.inode, content=Content(base=done.recipe), root=done.root, size=done.size, blocks=done.blocks
     )

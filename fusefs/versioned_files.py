@@ -19,7 +19,9 @@ FIRST_VIRTUAL_INO = 1 << 62
 class VersionedFiles:
     """Open files of versions by inode. Belongs to the trio thread."""
 
-    def __init__(self, segments: Segments, browse: Browse, live_recipe: Callable[[int], Recipe | None]) -> None:
+    def __init__(
+        self, segments: Segments, browse: Browse, live_recipe: Callable[[int], Recipe | None]
+    ) -> None:
         self._segments = segments
         self._browse = browse
         self._live_recipe = live_recipe
@@ -53,7 +55,9 @@ class VersionedFiles:
         recipe = self._open[ino][0] if ino in self._open else self._live_recipe(ino)
         if recipe is None or error.expected is None:
             return str(error)
-        offset = next((recipe.start(i) for i in range(len(recipe)) if recipe.piece(i).chunk == error.expected), None)
+        offset = next(
+            (recipe.start(i) for i in range(len(recipe)) if recipe.piece(i).chunk == error.expected), None
+        )
         if offset is None:
             return str(error)
         try:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.store.errors import Corrupt
-from ckptfs.store.history import decode_version
+from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId, RecipeId, TreeId
 from ckptfs.store.inode import Content, decode_inode
 from ckptfs.store.pins import decode_pin
@@ -35,7 +35,7 @@ UNREACHED = (1 << 32) - 1
 Digests: TypeAlias = npt.NDArray[np.uint64]
 Stages: TypeAlias = npt.NDArray[np.uint32]
 
-_MERGE_AT = 1 << 20
+_SETTLE_AT = 1 << 20
 _RECIPE_HEADER_BYTES = 24
 _RECIPE_ROW_BYTES = 40
 
@@ -65,9 +65,9 @@ def references_of_pin(encoded: bytes) -> Iterator[Reference]:
     return _of_content(decode_pin(encoded).inode.content)
 
 
-def references_of_version(encoded: bytes) -> Iterator[Reference]:
+def references_of_version(record: VersionRecord) -> Iterator[Reference]:
     """What a version names."""
-    tree = decode_version(encoded).top.tree
+    tree = record.top.tree
     if tree is not None:
         yield Reference(Kind.TREE, tree)
 
@@ -113,12 +113,40 @@ def marks_of_chunks(chunks: Sequence[bytes]) -> Digests:
     return joined.astype(np.uint64, copy=False)
 
 
+class _Run:
+    """Marks in ascending order, each once, and their stages."""
+
+    __slots__ = ("marks", "stages")
+
+    def __init__(self, marks: Digests, stages: Stages) -> None:
+        order = np.lexsort((stages, marks))
+        marks, stages = marks[order], stages[order]
+        first = np.ones(len(marks), bool)
+        first[1:] = marks[1:] != marks[:-1]
+        self.marks, self.stages = marks[first], stages[first]
+
+    def find(self, marks: Digests) -> Stages:
+        found = np.full(len(marks), UNREACHED, np.uint32)
+        if len(self.marks) and len(marks):
+            at = np.minimum(np.searchsorted(self.marks, marks), len(self.marks) - 1)
+            hit = self.marks[at] == marks
+            found[hit] = self.stages[at[hit]]
+        return found
+
+
+def _no_marks() -> _Run:
+    return _Run(np.empty(0, np.uint64), np.empty(0, np.uint32))
+
+
 class Marks:
-    """For each marked chunk the lowest stage that reaches it. One task at a time."""
+    """For each marked chunk the lowest stage that reaches it. One task at a time.
+
+    Kept as a large sorted run and a small one of what came since `settle`, so that a question in
+    the middle of an execution costs what is new and not what is there.
+    """
 
     def __init__(self) -> None:
-        self._marks: Digests = np.empty(0, np.uint64)
-        self._stages: Stages = np.empty(0, np.uint32)
+        self._settled, self._recent = _no_marks(), _no_marks()
         self._new: list[tuple[Digests, int]] = []
         self._new_count = 0
         self._one_marks = array("Q")
@@ -135,40 +163,38 @@ class Marks:
         self._one_stages.append(stage)
 
     @property
-    def is_merge_due(self) -> bool:
-        """Whether so much was added that `merge` should be called, from a worker thread."""
-        return self._new_count + len(self._one_marks) > max(_MERGE_AT, len(self._marks) // 2)
+    def is_settling_due(self) -> bool:
+        """Whether so much was added that `settle` should be called."""
+        return self._new_count + len(self._one_marks) > max(_SETTLE_AT, len(self) // 2)
 
-    def merge(self) -> None:
-        """Sort what was added into what was there: seconds for ten million marks."""
+    def settle(self) -> None:
+        """Sort everything into one run: seconds for ten million marks, so in a worker thread."""
+        self._fold()
+        both = (self._settled, self._recent)
+        self._settled = _Run(
+            np.concatenate([run.marks for run in both]), np.concatenate([run.stages for run in both])
+        )
+        self._recent = _no_marks()
+
+    def stages_of(self, marks: Digests) -> Stages:
+        """The stage of each chunk, UNREACHED for one that is not marked."""
+        self._fold()
+        return np.minimum(self._settled.find(marks), self._recent.find(marks))
+
+    def __len__(self) -> int:
+        return len(self._settled.marks) + len(self._recent.marks)
+
+    def _fold(self) -> None:
         if not self._new and not self._one_marks:
             return
         added, self._new, self._new_count = self._new, [], 0
         ones, self._one_marks = np.array(self._one_marks, np.uint64), array("Q")
         their_stages, self._one_stages = np.array(self._one_stages, np.uint32), array("I")
-        marks = np.concatenate([self._marks, ones, *(m for m, _ in added)])
-        stages = np.concatenate(
-            [self._stages, their_stages, *(np.full(len(m), s, np.uint32) for m, s in added)]
+        full = [np.full(len(marks), stage, np.uint32) for marks, stage in added]
+        self._recent = _Run(
+            np.concatenate([self._recent.marks, ones, *(marks for marks, _ in added)]),
+            np.concatenate([self._recent.stages, their_stages, *full]),
         )
-        order = np.lexsort((stages, marks))
-        marks, stages = marks[order], stages[order]
-        first = np.ones(len(marks), bool)
-        first[1:] = marks[1:] != marks[:-1]
-        self._marks, self._stages = marks[first], stages[first]
-
-    def stages_of(self, marks: Digests) -> Stages:
-        """The stage of each chunk, UNREACHED for one that is not marked."""
-        self.merge()
-        found = np.full(len(marks), UNREACHED, np.uint32)
-        if len(self._marks) and len(marks):
-            at = np.minimum(np.searchsorted(self._marks, marks), len(self._marks) - 1)
-            hit = self._marks[at] == marks
-            found[hit] = self._stages[at[hit]]
-        return found
-
-    def __len__(self) -> int:
-        self.merge()
-        return len(self._marks)
 
 
 class Marker:

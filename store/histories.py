@@ -10,25 +10,14 @@ Source: FORMAT.md, "History".
 
 from __future__ import annotations
 
-import errno
-import re
 import time
 from collections.abc import Callable
 
-import msgspec
+from msgspec.structs import replace
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import (
-    CkptfsError,
-    Conflict,
-    Corrupt,
-    InvalidRequest,
-    NoSpace,
-    NotFound,
-    Place,
-    ReadOnly,
-)
-from ckptfs.store.frames import Frame, encode_frame
+from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NotFound
+from ckptfs.store.frames import encode_frame
 from ckptfs.store.history import (
     GENESIS,
     MarkRecord,
@@ -36,92 +25,28 @@ from ckptfs.store.history import (
     State,
     UnitRecord,
     VersionRecord,
-    decode_mark,
-    decode_unit,
     decode_version,
 )
+from ckptfs.store.history_log import HistoryLog
+from ckptfs.store.history_mirror import Mirror, put_mark, put_version, version_key, version_of
 from ckptfs.store.history_scan import scan_history
 from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.units import Unit, UnitHints, encode_unit, shown_names, unit_of
 from ckptfs.store.version_names import check_tag
 
-HISTORY_PATH = "history"
-_FILE_NAME = re.compile(r"([0-9a-f]{32})\.log")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+__all__ = ["Histories", "Unit"]
 
-
-class Unit(msgspec.Struct, frozen=True, array_like=True):
-    """A unit as the index knows it.
-
-    `name` is its path below the mount ("run1", "a/b/c", "@root"); `ino` its live directory, 0 once
-    that is removed; `head` the link of the newest version, 32 zero bytes before the first.
-    `frames` and `file_bytes` say up to where the history file is mirrored, `recorded` which name
-    the file gives; `bound_ns` is when name or directory last changed, `newest_ns` the time of the
-    newest version.
-    """
-
-    unit: UnitId
-    name: bytes
-    ino: int
-    next_number: int
-    head: bytes
-    frames: int
-    created_ns: int
-    file_bytes: int
-    recorded: bytes
-    bound_ns: int
-    newest_ns: int
-
-    @property
-    def claim(self) -> tuple[bool, bool, int, bytes]:
-        """Orders units of one name: the greatest has the right to it."""
-        return (self.ino != 0, self.next_number > 1, self.bound_ns, self.unit)
-
-
-class _Hints:
-    """Which units may have a key; the row decides. So a change that never was applied does no harm."""
-
-    __slots__ = ("_units",)
-
-    def __init__(self) -> None:
-        self._units: dict[int | bytes, list[UnitId]] = {}
-
-    def add(self, key: int | bytes, unit: UnitId) -> None:
-        units = self._units.setdefault(key, [])
-        if unit not in units:
-            units.append(unit)
-
-    def drop(self, key: int | bytes, unit: UnitId) -> None:
-        units = self._units.get(key, [])
-        if unit in units:
-            units.remove(unit)
-        if not units:
-            self._units.pop(key, None)
-
-    def units(self, key: int | bytes) -> list[UnitId]:
-        return self._units.get(key, [])
-
-
-_encoder = msgspec.msgpack.Encoder()
-_unit_decoder = msgspec.msgpack.Decoder(Unit)
-_version_decoder = msgspec.msgpack.Decoder(VersionRecord)
-
-
-def history_path(unit: UnitId) -> str:
-    """Where a unit's history lies, below the store root."""
-    return f"{HISTORY_PATH}/{unit.hex()}.log"
-
-
-def _key(unit: UnitId, number: int) -> bytes:
-    return unit + number.to_bytes(8, "big")
+# More than the first frame of a history can have: its name is a path of at most 4096 bytes.
+_FIRST_FRAME_BYTES = 8192
 
 
 class Histories:
     """Every method belongs to the index thread.
 
     `problems` is what was found damaged at opening; the units concerned can still be read.
-    In memory only: hints from inodes and names to units, how long each file is that was appended
-    to, which writers are broken, and how far each unit was searched for its newest complete version.
+    In memory only: hints from inodes and names to units, and per unit how far back from which
+    version the newest complete one was searched for.
     """
 
     def __init__(
@@ -132,19 +57,19 @@ class Histories:
         clock_ns: Callable[[], int] = time.time_ns,
         read_only: bool = False,
     ) -> None:
-        self._disk = disk
+        """`read_only`: show what the index has, touch no file."""
         self._index = index
         self._clock_ns = clock_ns
         self._read_only = read_only
-        self.problems: list[Corrupt] = []
-        self._hints = _Hints()
-        self._ends: dict[UnitId, int] = {}
-        self._broken: dict[UnitId, str] = {}
+        self._log = HistoryLog(disk)
+        self._hints = UnitHints()
         self._complete: dict[UnitId, tuple[int, int]] = {}
+        self.problems: list[Corrupt] = []
         if not read_only:
+            self._log.prepare()
             self._recover()
         for unit in self.units():
-            self._hint(unit)
+            self._hints.add(unit)
 
     # ---- units ------------------------------------------------------------------------------
 
@@ -156,26 +81,28 @@ class Histories:
         Durable when: this returned (the file), and the change is synced (the row). NoSpace if
         there is no room; nothing is left behind.
         """
-        assert len(unit_id) == UNIT_ID_BYTES
+        assert len(unit_id) == UNIT_ID_BYTES and name and not self._read_only
         frame = encode_frame(RecordKind.UNIT, 1, UnitRecord(unit_id, name, time_ns).encode())
         unit = Unit(unit_id, name, ino, 1, GENESIS, 1, time_ns, len(frame), name, time_ns, 0)
-        own = Change() if change is None else change
-        self._create_file(unit_id, frame)
-        own.put(Table.UNIT, unit_id, _encoder.encode(unit))
-        if change is None:
+        self._log.create(unit_id, frame)
+        if change is not None:
+            change.put(Table.UNIT, unit_id, encode_unit(unit))
+        else:
+            own = Change()
+            own.put(Table.UNIT, unit_id, encode_unit(unit))
             try:
                 self._index.apply(own)
-            except NoSpace:
-                self._disk.unlink(history_path(unit_id))
+            except CkptfsError:
+                self._log.remove(unit_id)
                 raise
-        self._hint(unit)
+        self._hints.add(unit)
         return unit
 
     def unit(self, unit_id: UnitId) -> Unit | None:
         """The unit of this id."""
         unit = self._row(unit_id)
-        if unit is not None and self._ends.get(unit_id, 0) > unit.file_bytes:
-            # A frame was written whose change was then refused (disk full): the file is right.
+        if unit is not None and self._log.end(unit_id) > unit.file_bytes:
+            # A frame is in the file whose change was refused afterwards (disk full): the file is right.
             self._mirror(unit_id, unit)
             unit = self._row(unit_id)
         return unit
@@ -196,43 +123,27 @@ class Histories:
 
     def units(self) -> list[Unit]:
         """Every unit that ever was, in the order of their ids."""
-        return [self._decode_unit(value) for _, value in self._index.scan(Table.UNIT)]
+        return [unit_of(value) for _, value in self._index.scan(Table.UNIT)]
 
     def shown_names(self) -> dict[bytes, Unit]:
-        """Units by the names they are shown under; removed ones without a version are left out.
-
-        Of several units of one name the live or latest one has it, the others are NAME~ and the
-        first 8 hex digits of their id.
-        """
-        shown: dict[bytes, Unit] = {}
-        for unit in sorted(self.units(), key=lambda unit: unit.claim, reverse=True):
-            if unit.ino == 0 and self._newest_number(unit.unit) is None:
-                continue
-            name, digits = unit.name, 8
-            while name in shown and digits <= 2 * UNIT_ID_BYTES:
-                name, digits = unit.name + b"~" + unit.unit.hex()[:digits].encode(), digits + 1
-            shown[name] = unit
-        return shown
+        """Units by the names they are shown under; removed ones without a version are left out."""
+        return shown_names(u for u in self.units() if u.ino or self._newest_number(u.unit) is not None)
 
     def rebind(self, unit_id: UnitId, ino: int, name: bytes, change: Change) -> None:
         """The unit was moved or renamed, removed (`ino` 0), or made again. The row goes into `change`.
 
-        A new name is also recorded in the history, at once if that works, else with the unit's
-        next frame or at the next start; a full disk never keeps anybody from renaming.
+        A new name is also recorded in the history: at once if that works, else with the unit's
+        next frame or at the next start. A full disk never keeps anybody from renaming.
         """
         unit = self._current(unit_id, change)
-        committed = self._row(unit_id)
-        if committed is not None:
-            self._hints.drop(unit.ino if unit.ino != committed.ino else 0, unit_id)
-            self._hints.drop(unit.name if unit.name != committed.name else b"", unit_id)
-        unit = msgspec.structs.replace(unit, ino=ino, name=name, bound_ns=self._clock_ns())
-        if unit.name != unit.recorded:
-            try:
-                unit = self._append(unit, [])
-            except (CkptfsError, OSError):
-                pass
-        self._hint(unit)
-        change.put(Table.UNIT, unit_id, _encoder.encode(unit))
+        self._hints.reset(self._row(unit_id) or unit)
+        unit = replace(unit, ino=ino, name=name, bound_ns=self._clock_ns())
+        try:
+            unit = self._append(unit)
+        except (CkptfsError, OSError):
+            pass
+        self._hints.add(unit)
+        change.put(Table.UNIT, unit_id, encode_unit(unit))
 
     # ---- versions ---------------------------------------------------------------------------
 
@@ -245,24 +156,30 @@ class Histories:
         """
         unit = self._current(record.unit, change)
         if (record.number, record.before) != (unit.next_number, unit.head):
-            raise Conflict(f"version {record.number} of {_text(unit.name)} was overtaken by another; try again")
+            raise Conflict(f"version {record.number} of {unit.text} was overtaken by another; try again")
         encoded = record.encode()
         assert decode_version(encoded) == record, "a version record does not decode to itself"
-        unit = self._append(unit, [(RecordKind.VERSION, encoded)])
-        self._put_version(unit, record, change)
+        unit = self._append(unit, (RecordKind.VERSION, encoded))
+        change.put(Table.UNIT, record.unit, encode_unit(put_version(unit, record, change)))
+
+    def has_version(self, unit_id: UnitId, number: int) -> bool:
+        """Whether there is a version `number`."""
+        return self._index.get(Table.VERSION, version_key(unit_id, number)) is not None
 
     def version(self, unit_id: UnitId, number: int) -> VersionRecord | None:
         """Version `number`, None if there is none or it was forgotten."""
-        value = self._index.get(Table.VERSION, _key(unit_id, number))
-        return None if value is None else self._decode_version(value)
+        value = self._index.get(Table.VERSION, version_key(unit_id, number))
+        return None if value is None else version_of(value)
 
     def versions(self, unit_id: UnitId) -> list[VersionRecord]:
         """All versions, oldest first. About 5 µs each."""
-        return [self._decode_version(value) for _, value in self._index.scan(Table.VERSION, unit_id)]
+        return [version_of(value) for _, value in self._index.scan(Table.VERSION, unit_id)]
 
     def numbers(self, unit_id: UnitId) -> list[int]:
         """The numbers of all versions, in order."""
-        return [int.from_bytes(key[UNIT_ID_BYTES:], "big") for key, _ in self._index.scan(Table.VERSION, unit_id)]
+        return [
+            int.from_bytes(key[UNIT_ID_BYTES:], "big") for key, _ in self._index.scan(Table.VERSION, unit_id)
+        ]
 
     def newest(self, unit_id: UnitId) -> VersionRecord | None:
         """The newest version, whatever its state."""
@@ -273,7 +190,7 @@ class Histories:
         """The newest version in which nothing is missing."""
         newest = self._newest_number(unit_id) or 0
         found, searched = self._complete.get(unit_id, (0, 0))
-        if found and self._index.get(Table.VERSION, _key(unit_id, found)) is None:
+        if found and not self.has_version(unit_id, found):
             found, searched = 0, 0
         record = None
         for number in range(newest, min(searched, newest), -1):
@@ -336,3 +253,96 @@ class Histories:
     def pins(self, unit_id: UnitId) -> set[int]:
         """The numbers of the pinned versions."""
         return {int.from_bytes(key[UNIT_ID_BYTES:], "big") for key, _ in self._index.scan(Table.PIN, unit_id)}
+
+    # ---- the file and its mirror ------------------------------------------------------------
+
+    def _row(self, unit_id: UnitId) -> Unit | None:
+        encoded = self._index.get(Table.UNIT, unit_id)
+        return None if encoded is None else unit_of(encoded)
+
+    def _current(self, unit_id: UnitId, change: Change) -> Unit:
+        """The unit as `change` will leave it, so that one change may hold several steps."""
+        for table, key, value in reversed(change.operations):
+            if table == Table.UNIT and key == unit_id and value is not None:
+                return unit_of(value)
+        unit = self.unit(unit_id)
+        if unit is None:
+            raise NotFound(f"there is no unit {unit_id.hex()}")
+        return unit
+
+    def _newest_number(self, unit_id: UnitId) -> int | None:
+        key = self._index.last_key(Table.VERSION, unit_id)
+        return None if key is None else int.from_bytes(key[UNIT_ID_BYTES:], "big")
+
+    def _require(self, unit_id: UnitId, number: int) -> None:
+        if not self.has_version(unit_id, number):
+            raise NotFound(f"there is no version {number}; `ckptfs log` lists what there is")
+
+    def _mark(self, kind: RecordKind, unit_id: UnitId, number: int, name: str = "") -> None:
+        change = Change()
+        mark = MarkRecord(number, name, self._clock_ns())
+        unit = self._append(self._current(unit_id, change), (kind, mark.encode()))
+        put_mark(kind, unit_id, mark, change)
+        change.put(Table.UNIT, unit_id, encode_unit(unit))
+        self._index.apply(change, sync=True)
+
+    def _append(self, unit: Unit, *records: tuple[RecordKind, bytes]) -> Unit:
+        """Append records, and before them the unit's name if the file does not know it; one sync."""
+        assert not self._read_only, "the histories are open for reading only"
+        if unit.name != unit.recorded:
+            rename = UnitRecord(unit.unit, unit.name, self._clock_ns()).encode()
+            records = ((RecordKind.RENAME, rename), *records)
+        if not records:
+            return unit
+        frames = b"".join(encode_frame(k, unit.frames + i, r) for i, (k, r) in enumerate(records, 1))
+        end = self._log.append(unit.unit, unit.file_bytes, frames)
+        return replace(unit, frames=unit.frames + len(records), file_bytes=end, recorded=unit.name)
+
+    def _recover(self) -> None:
+        """Mirror what the files have and the index lacks; cost is one stat per unit that is in order."""
+        rows = {unit.unit: unit for unit in self.units()}
+        sizes = self._log.sizes()
+        for unit_id in sorted(rows.keys() | sizes.keys()):
+            unit, size = rows.get(unit_id), sizes.get(unit_id, 0)
+            if unit is not None and size < unit.file_bytes:
+                lost = f"the history of {unit.text} has lost its last {unit.file_bytes - size} bytes"
+                self.problems.append(self._log.corrupt(unit_id, size, lost, final=True))
+                continue
+            if unit is None or size > unit.file_bytes:
+                unit = self._mirror(unit_id, unit)
+            if unit is not None and unit.name != unit.recorded:
+                self._record_name(unit)
+
+    def _record_name(self, unit: Unit) -> None:
+        change = Change()
+        try:
+            change.put(Table.UNIT, unit.unit, encode_unit(self._append(unit)))
+            self._index.apply(change)
+        except (CkptfsError, OSError):
+            pass  # As in rebind: the name is recorded when there is room again.
+
+    def _mirror(self, unit_id: UnitId, unit: Unit | None) -> Unit | None:
+        """Bring the rows of a unit up to its file; cut a torn tail off. None: the file held nothing."""
+        start = unit.file_bytes if unit is not None else 0
+        tail = self._log.read_behind(unit_id, start)
+        scan = scan_history(tail, unit.frames if unit is not None else 0)
+        if unit is None and not scan.frames:
+            self._drop_empty(unit_id, tail)
+            return None
+        if scan.end < len(tail):
+            self._log.cut(unit_id, start + scan.end)
+        change = Change()
+        mirror = Mirror(unit_id, unit, scan, change)
+        self.problems += [self._log.corrupt(unit_id, offset, what) for offset, what in mirror.problems]
+        change.put(Table.UNIT, unit_id, encode_unit(mirror.unit))
+        self._index.apply(change)
+        self._hints.add(mirror.unit)
+        return mirror.unit
+
+    def _drop_empty(self, unit_id: UnitId, content: bytes) -> None:
+        if len(content) < _FIRST_FRAME_BYTES:
+            # The process died while it made the unit.
+            self._log.remove(unit_id)
+        else:
+            what = "a history holds no whole record"
+            self.problems.append(self._log.corrupt(unit_id, 0, what, final=True))

@@ -11,23 +11,151 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import trio
 
-from ckptfs.store.chunk_table import NEXT_SEGMENT, ChunkTable
-from ckptfs.store.cutting import CONTENT_WINDOW_BYTES, Fresh
+from ckptfs.store.chunk_table import ChunkTable
+from ckptfs.store.cutting import Fresh, Slab
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Unavailable
 from ckptfs.store.ids import ChunkId
-from ckptfs.store.index import Change, Index, Table
-from ckptfs.store.ingest_batch import Batch, CommitFiles, IngestReport, Workshop
+from ckptfs.store.index import Change, Index
+from ckptfs.store.ingest_batch import PACK_BYTES, SLAB_BYTES, Batch, CommitFiles, IngestReport, advance
+from ckptfs.store.ingest_commit import Committer, Pack
 from ckptfs.store.ingest_job import Candidate, GrowingJob, Ingested, Outcome, Sibling
-from ckptfs.store.packing import Built, remove_segment_files
-from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.recipe import Recipe
-from ckptfs.store.segment_format import segment_paths
+from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
 __all__ = ["Candidate", "CommitFiles", "Ingest", "IngestReport", "Ingested"]
+
+
+class Ingest:
+    """The way into the store. Every method belongs to the index thread; cutting, hashing and disk
+    work run in worker threads, at most 10 MiB of payload in memory for each of the two kinds.
+
+    `reclaim` gives back the room of duplicate ranges: somebody calls its `execute` from time to
+    time, after `Index.commit`.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        index: Index,
+        segments: Segments,
+        staging: Staging,
+        *,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._staging = staging
+        self.reclaim = Reclaim(disk, index, segments)
+        table = ChunkTable(disk, index, segments, now_ns)
+        self._committer = Committer(disk, index, table, self.reclaim, now_ns)
+        self._broken: dict[int, Exception] = {}
+        self._one_batch = trio.Lock()
+        self._one_growing = trio.Lock()
+
+    async def store_files(
+        self, candidates: Sequence[Candidate], commit: CommitFiles
+    ) -> IngestReport:
+        """Store closed staging files; `commit` is called in this thread once per commit.
+
+        Durable when: a file is in the report's `stored`, and `commit` saw it. Its staging file is
+        dropped after the next commit of the index. Raises NoSpace or OSError: the commits so far
+        stand, of the rest nothing is visible.
+        """
+        async with self._one_batch:
+            batch = Batch(
+                self._disk, self._segments, self._staging, self._committer, commit, self._broken
+            )
+            await batch.run(candidates)
+        return batch.report
+
+    async def store_objects(
+        self, objects: Iterable[tuple[ChunkId, bytes]], pin: set[ChunkId] | None = None
+    ) -> None:
+        """Store recipes, trees and the like that are not stored yet.
+
+        Durable when: this returned. `pin` is a set from `Segments.pins.hold()`; the ids are added
+        to it, so that they stay until their owner's record is committed. Raises NoSpace.
+        """
+        with self._segments.pins.hold() as held:
+            pack = Pack(self._committer, held if pin is None else pin)
+            try:
+                waiting: list[Fresh] = []
+                waiting_bytes = 0
+                for identity, payload in objects:
+                    waiting.append(Fresh(identity, 0, len(payload), payload))
+                    waiting_bytes += len(payload)
+                    if waiting_bytes >= SLAB_BYTES:
+                        await self._add(pack, waiting)
+                        waiting, waiting_bytes = [], 0
+                await self._add(pack, waiting)
+                await pack.commit(_nothing_more)
+            except BaseException:
+                pack.discard()
+                raise
+
+    async def store_growing(
+        self,
+        fd: int,
+        size: int,
+        name: str,
+        base: Recipe | None,
+        clean_below: int,
+        *,
+        base_limit: int = 0,
+        key: object = None,
+        sibling: Sibling | None = None,
+        pin: set[ChunkId] | None = None,
+    ) -> Ingested:
+        """Store the bytes [0, size) of a file that is still being written.
+
+        `fd` reads its staging file and stays the caller's. `base` is the recipe of what was
+        stored of it last; its pieces wholly below `clean_below` are taken over. If the staging
+        file is an overlay, `base_limit` is its inode's, and holes below it are read from `base`.
+        Durable when: this returned; `pin` as for `store_objects`. Raises Unavailable if the file
+        became shorter, NoSpace, Corrupt if the base is damaged.
+        """
+        limit = base_limit if base is not None else 0
+        one = Candidate(key, 0, size, name, None, limit, sibling, lambda: False)
+        job = GrowingJob(one, self._disk, self._segments, fd, base, clean_below)
+        reused = base.chunks() if base is not None else ()
+        async with self._one_growing:
+            with self._segments.pins.hold(reused) as held:
+                if pin is not None:
+                    pin |= held
+                pack = Pack(self._committer, held if pin is None else pin)
+                try:
+                    await self._store_growing(job, pack)
+                except BaseException:
+                    pack.discard()
+                    raise
+        assert job.ingested is not None, "a job that is done has a result"
+        return job.ingested
+
+    async def _store_growing(self, job: GrowingJob, pack: Pack) -> None:
+        slab = Slab(SLAB_BYTES, keep=True)
+        steps = job.cut(slab)
+        more = True
+        while more:
+            more = await trio.to_thread.run_sync(advance, steps)
+            await self._add(pack, slab.fresh)
+            slab.clear()
+        if job.outcome is not Outcome.DONE:
+            raise job.error if job.error is not None else Unavailable("the file cannot be read now")
+        assert job.recipe_chunk is not None
+        await pack.add([job.recipe_chunk])
+        await pack.commit(_nothing_more)
+
+    async def _add(self, pack: Pack, fresh: Sequence[Fresh]) -> None:
+        await pack.add(fresh)
+        if pack.payload_bytes >= PACK_BYTES:
+            await pack.commit(_nothing_more)
+
+
+def _nothing_more(change: Change) -> bool:
+    return True

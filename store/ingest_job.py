@@ -126,6 +126,10 @@ class Job:
         if self.outcome is not Outcome.DONE:
             del slab.fresh[mark:]
 
+    def fail(self, error: Exception) -> None:
+        """End the job for a reason that lies outside of it."""
+        self.outcome, self.error = Outcome.FAILED, error
+
     def close(self) -> None:
         """Close the staging file."""
         if self.fd >= 0:

@@ -21,6 +21,7 @@ from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.segment_format import (
     INLINE_START,
+    SEGMENTS_PATH,
     LocationFlag,
     Row,
     SegmentFacts,
@@ -142,8 +143,8 @@ def adopt(disk: Disk, fd: int, plan: Adoption) -> Built:
     inline = bytes(plan.inline.payload) if plan.inline is not None else b""
     kind = SegmentKind.ADOPTED
     index = SegmentIndex(plan.number, kind, plan.created_ns, plan.file_bytes, tuple(rows), inline)
+    disk.sync(fd)
     with full_disk_is_no_space():
-        disk.sync(fd)
         make_segment_dir(disk, plan.number)
         try:
             disk.link(plan.path, segment_paths(plan.number)[0])
@@ -162,9 +163,13 @@ def write_idx(disk: Disk, index: SegmentIndex) -> None:
 def make_segment_dir(disk: Disk, number: int) -> None:
     """Make the folder of a segment. Durable when: this returned."""
     folder = segment_dir(number)
-    if not disk.exists(folder):
-        disk.make_dir(folder)
-        disk.sync_dir(folder.rpartition("/")[0])
+    if disk.exists(folder):
+        return
+    is_first = not disk.exists(SEGMENTS_PATH)
+    disk.make_dir(folder)
+    disk.sync_dir(SEGMENTS_PATH)
+    if is_first:
+        disk.sync_dir("")
 
 
 def remove_segment_files(disk: Disk, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Giving room back: punching what no row names, removing dead chunks, sweeping orphans.
+"""Giving room back: punching what no row names, removing dead chunks.
 
 One rule: the index forgets first, then the `.idx`, then the bytes; each step is durable before the
 next. Nothing is punched while anybody else has the segment open or mapped: the lease says so.
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ckptfs.store.disk import BLOCK_BYTES, Disk
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
-from ckptfs.store.packing import remove_segment_files, write_idx
+from ckptfs.store.packing import full_disk_is_no_space, remove_segment_files, write_idx
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     SEGMENTS_PATH,
@@ -30,7 +30,7 @@ from ckptfs.store.segment_format import (
 )
 from ckptfs.store.segments import Segments
 
-_PROBE_PATH = f"{SEGMENTS_PATH}/punch-probe"
+_PROBE_PATH = f"{SEGMENTS_PATH}/punch-probe.tmp"
 
 
 class Reclaim:
@@ -149,33 +149,12 @@ class Reclaim:
             self.dead.setdefault(segment, set()).update(dead)
 
 
-def sweep_orphans(disk: Disk, index: Index) -> list[str]:
-    """Remove the segment files that the segment table does not name; returns their paths.
-
-    For recovery, before the first ingest, with a complete index: they belong to a commit that did
-    not happen, and the staging file or the client still has their bytes.
-    """
-    removed: list[str] = []
-    for folder in disk.list_dir(SEGMENTS_PATH):
-        path = f"{SEGMENTS_PATH}/{folder}"
-        if path == _PROBE_PATH:
-            disk.unlink(path)
-            continue
-        # ".idx" sorts before ".seg", which is the order in which a segment is removed.
-        for name in disk.list_dir(path):
-            number = segment_number(name)
-            known = number is not None and index.get(Table.SEGMENT, segment_key(number)) is not None
-            if not known:
-                disk.unlink(f"{path}/{name}")
-                removed.append(f"{path}/{name}")
-    return removed
-
-
 def segment_numbers(disk: Disk) -> list[int]:
     """The segments that have an `.idx`, in ascending order (a rebuild lets the last row win)."""
     numbers: list[int] = []
     for folder in disk.list_dir(SEGMENTS_PATH):
-        for name in disk.list_dir(f"{SEGMENTS_PATH}/{folder}"):
+        names = disk.list_dir(f"{SEGMENTS_PATH}/{folder}") if len(folder) == 2 else []
+        for name in names:
             number = segment_number(name)
             if number is not None and name.endswith(".idx"):
                 numbers.append(number)
@@ -204,8 +183,9 @@ def _punch_unnamed(disk: Disk, segment: int) -> int | None:
             return None
         freed = 0
         for offset, length in unnamed_ranges(index, disk.data_extents(fd, index.file_bytes)):
-            disk.punch(fd, offset, _to_block_end(index, offset, length))
-            freed += length
+            blocks_bytes = _to_block_end(index, offset, length)
+            disk.punch(fd, offset, blocks_bytes)
+            freed += blocks_bytes
         return freed
     finally:
         disk.close(fd)
@@ -219,12 +199,14 @@ def _to_block_end(index: SegmentIndex, offset: int, length: int) -> int:
 
 
 def _probe_punch(disk: Disk) -> bool:
+    disk.make_dir(SEGMENTS_PATH)
     if disk.exists(_PROBE_PATH):
         disk.unlink(_PROBE_PATH)
-    fd = disk.create(_PROBE_PATH)
-    try:
-        disk.pwrite(fd, b"\1" * (2 * BLOCK_BYTES), 0)
-        return disk.punch(fd, 0, BLOCK_BYTES)
-    finally:
-        disk.close(fd)
-        disk.unlink(_PROBE_PATH)
+    with full_disk_is_no_space():
+        fd = disk.create(_PROBE_PATH)
+        try:
+            disk.pwrite(fd, b"\1" * (2 * BLOCK_BYTES), 0)
+            return disk.punch(fd, 0, BLOCK_BYTES)
+        finally:
+            disk.close(fd)
+            disk.unlink(_PROBE_PATH)

@@ -85,7 +85,7 @@ def recover(
     index.apply(work.change, sync=True)
     index.commit()
     work.remove_staging()
-    report.segment_files_removed = _remove_segment_files(disk, index)
+    report.segment_files_removed = _remove_orphans(disk, index)
     report.temporaries_removed = _remove_temporaries(disk)
     return report
 
@@ -93,7 +93,7 @@ def recover(
 def _refuse_foreign_index(disk: Disk, index: Index) -> None:
     """An index that has never seen a recovery is new. Taken for the truth beside segments or a
     history of old, it would have all of them removed."""
-    if index.count(Table.SEGMENT) == 0 and (disk.list_dir("history") or next(_segment_files(disk), None)):
+    if index.count(Table.SEGMENT) == 0 and (disk.list_dir("history") or next(segment_files(disk), None)):
         raise InvalidRequest(f"the index of {disk.root} is missing; run `ckptfs rebuild` first")
 
 
@@ -147,16 +147,8 @@ class _Work:
     def keep_suspects(self) -> None:
         """Give each suspect staging file a second name, and say beside it what it was."""
         for number, path in self._suspects.items():
-            kept = f"{QUARANTINE_PATH}/suspect-{number}"
-            if not self._disk.exists(kept):
-                self._disk.make_dir(QUARANTINE_PATH)
-                self._disk.link(staging_path(number), kept)
-            note = {
-                "path": path.decode("utf-8", "backslashreplace"),
-                "time_ns": self._now_ns,
-                "why": "not synced before the machine went down",
-            }
-            self._disk.write_file(kept + ".json", json.dumps(note).encode() + b"\n")
+            why = "not synced before the machine went down"
+            keep_aside(self._disk, number, "suspect", path, self._now_ns, why)
         self._report.quarantined = len(self._suspects)
 
     def remove_staging(self) -> None:
@@ -221,6 +213,21 @@ class _Work:
         return b"/" + b"/".join(reversed(parts))
 
 
+def keep_aside(disk: Disk, number: int, kind: str, path: bytes, now_ns: int, why: str) -> None:
+    """Give a staging file a second name in quarantine/, and say beside it what it was.
+
+    May be repeated. Durable when: this returned.
+    """
+    kept = f"{QUARANTINE_PATH}/{kind}-{number}"
+    if disk.exists(kept) and disk.stat(kept).st_ino != disk.stat(staging_path(number)).st_ino:
+        kept += f"-{now_ns}"
+    if not disk.exists(kept):
+        disk.make_dir(QUARANTINE_PATH)
+        disk.link(staging_path(number), kept)
+    note = {"path": path.decode("utf-8", "backslashreplace"), "time_ns": now_ns, "why": why}
+    disk.write_file(kept + ".json", json.dumps(note).encode() + b"\n")
+
+
 def durable_content(content: Content) -> RecipeId | None:
     """What an inode goes back to when its staging file is not believed; None: to an empty file.
 
@@ -242,7 +249,7 @@ def rows(index: Index, table: Table) -> Iterator[tuple[bytes, bytes]]:
         start = part[-1][0] + b"\0"
 
 
-def _segment_files(disk: Disk) -> Iterator[tuple[int, str]]:
+def segment_files(disk: Disk) -> Iterator[tuple[int, str]]:
     """(segment number, path) of every .idx and .seg, a segment's .idx first.
 
     In that order they are removed, so that no .idx is ever left that describes nothing.
@@ -255,9 +262,9 @@ def _segment_files(disk: Disk) -> Iterator[tuple[int, str]]:
                     yield number, f"{SEGMENTS_PATH}/{folder}/{name}"
 
 
-def _remove_segment_files(disk: Disk, index: Index) -> int:
+def _remove_orphans(disk: Disk, index: Index) -> int:
     orphans = [
-        path for number, path in _segment_files(disk) if index.get(Table.SEGMENT, segment_key(number)) is None
+        path for number, path in segment_files(disk) if index.get(Table.SEGMENT, segment_key(number)) is None
     ]
     for path in orphans:
         disk.unlink(path)
@@ -267,9 +274,8 @@ def _remove_segment_files(disk: Disk, index: Index) -> int:
 def _remove_temporaries(disk: Disk) -> int:
     folders = ["", "staging", "history", QUARANTINE_PATH, SEGMENTS_PATH]
     folders += [f"{SEGMENTS_PATH}/{name}" for name in disk.list_dir(SEGMENTS_PATH) if len(name) == 2]
-    left = [
-        f"{folder}/{name}" for folder in folders for name in disk.list_dir(folder) if name.endswith(".tmp")
-    ]
-    for path in left:
-        disk.unlink(path.lstrip("/"))
+    names = [f"{folder}/{name}".lstrip("/") for folder in folders for name in disk.list_dir(folder)]
+    left = [name for name in names if name.endswith(".tmp")]
+    for name in left:
+        disk.unlink(name)
     return len(left)

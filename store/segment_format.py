@@ -200,7 +200,8 @@ def decode_idx(encoded: bytes) -> SegmentIndex:
     """The description in `encoded`; Corrupt unless it is whole and makes sense."""
     if len(encoded) < _HEADER.size + _TRAILER.size:
         raise Corrupt("an .idx is shorter than its header")
-    magic, version, kind, flags, number, created_ns, file_bytes, inline_bytes, count = _HEADER.unpack_from(encoded)
+    magic, version, kind, flags, *rest = _HEADER.unpack_from(encoded)
+    number, created_ns, file_bytes, inline_bytes, count = rest
     if magic != _MAGIC or version != _VERSION or flags != 0 or kind not in set(SegmentKind):
         raise Corrupt(f"not an .idx of version {_VERSION}")
     rows_start = _HEADER.size + inline_bytes
@@ -217,7 +218,8 @@ def decode_idx(encoded: bytes) -> SegmentIndex:
 
 def _rows(encoded: bytes, start: int, end: int, file_bytes: int) -> Iterator[Row]:
     known_flags = int(LocationFlag.IN_IDX)
-    for chunk, offset, stored, length, codec, flags, reserved in _ROW.iter_unpack(memoryview(encoded)[start:end]):
+    packed = memoryview(encoded)[start:end]
+    for chunk, offset, stored, length, codec, flags, reserved in _ROW.iter_unpack(packed):
         low, high = (INLINE_START, start) if flags else (0, file_bytes)
         if flags & ~known_flags or reserved or offset < low or offset + stored > high:
             raise Corrupt("an .idx lists a chunk outside of its segment")

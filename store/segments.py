@@ -10,7 +10,6 @@ one pread per run of verified neighbours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place

@@ -11,47 +11,18 @@ listed for ever, but one killed save must not stop `latest-complete` for ever.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, MutableMapping
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from operator import attrgetter
+from typing import Literal
 
-from ckptfs.store.formats.file_verdict import TENSOR_SUFFIXES, FileView, Judge
-from ckptfs.store.formats.hf_saves import TRAINER_STATE, is_trainer_save, judge_model, judge_trainer
-from ckptfs.store.formats.save_names import (
-    is_model_name,
-    is_save_directory,
-    is_trainer_directory,
-    is_unfinished_name,
-    split,
-    step_of_name,
-)
-from ckptfs.store.formats.save_pieces import Findings, Folder, judge_tensor_files
-from ckptfs.store.formats.save_tree import FolderTraits, ORBAX_MARK, SaveRoots, all_paths, group, traits
-from ckptfs.store.formats.sharded_saves import judge_dcp, judge_deepspeed, judge_megatron
-from ckptfs.store.formats.trackers import Tracker, absence, note_uncommitted, read_trackers
+from ckptfs.store.formats.file_verdict import FileView
+from ckptfs.store.formats.save_survey import Survey
+from ckptfs.store.formats.save_values import Checkpoint
 
 __all__ = ["Assessment", "Checkpoint", "FileView", "assess"]
 
 State = Literal["complete", "partial", "opaque"]
-MAX_MISSING: Final = 100
-"""More would drown a log line; a last entry then says how many more there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """One save. `path` is its directory or file within the unit ("" is the unit itself).
-
-    `kind` is "hf-trainer", "hf-model", "peft", "dcp", "deepspeed", "megatron", "orbax",
-    "lightning", "torch", "safetensors" or "gguf". `missing` names what is absent, or not whole
-    with the reason in brackets. `elsewhere` names parts that ranks on other nodes keep.
-    """
-
-    path: str
-    kind: str
-    step: int | None
-    state: Literal["complete", "partial"]
-    missing: tuple[str, ...]
-    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +53,30 @@ def assess(
     `elsewhere_ranks` are the global ranks that write to other nodes' trees: their absent DCP and
     DeepSpeed parts are "elsewhere" instead of missing. Raises only what the readers raise.
     """
-    judge = Judge(files, {} if cache is None else cache)
-    survey = _Survey(judge, elsewhere_ranks)
+    survey = Survey(files, {} if cache is None else cache, elsewhere_ranks)
     complaints = survey.judge_trackers()
-    checkpoints = sorted(
-        (_checkpoint(path, found) for path, found in survey.saves.items() if found.kind),
-        key=lambda one: (-1 if one.step is None else one.step, one.path),
-    )
+    checkpoints = survey.checkpoints()
+    # Two passes of one key each: a key of two parts would double the cost at 10,000 saves.
+    checkpoints.sort(key=attrgetter("path"))
+    checkpoints.sort(key=lambda one: -1 if one.step is None else one.step)
     if not checkpoints and not complaints:
         return Assessment("opaque", None, (), ())
-    steps = [one.step for one in checkpoints if one.step is not None]
-    whole = [one.step for one in checkpoints if one.step is not None and one.state == "complete"]
+    newest = _newest(checkpoints)
     touched = survey.saves_of(changed) if changed is not None else None
     held = any(
-        one.state == "partial" and (touched is None or one.path in touched or one.step == max(steps, default=-1))
+        one.state == "partial"
+        and (touched is None or one.path in touched or (one.step is not None and one.step == newest))
         for one in checkpoints
     )
+    whole = _newest(one for one in checkpoints if one.state == "complete")
     missing = dict.fromkeys([*complaints, *(name for one in checkpoints for name in one.missing)])
     return Assessment(
         "partial" if held or complaints else "complete",
-        max(whole or steps, default=None),
+        newest if whole is None else whole,
         tuple(missing),
         tuple(checkpoints),
     )
 
 
-def _checkpoint(path: str, found: Findings) -> Checkpoint:
-    missing = list(dict.fromkeys(found.missing))
-    if len(missing) > MAX_MISSING:
-        missing[MAX_MISSING:] = [f"and {len(missing) - MAX_MISSING} more in {path or 'the unit'}"]
-    assert found.kind is not None
-    step = found.step if found.step is not None else step_of_name(split(path)[1])
-    state: Literal["complete", "partial"] = "partial" if missing else "complete"
-    return Checkpoint(path, found.kind, step, state, tuple(missing), tuple(found.elsewhere))
+def _newest(checkpoints: Iterable[Checkpoint]) -> int | None:
+    return max((one.step for one in checkpoints if one.step is not None), default=None)

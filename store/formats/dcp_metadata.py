@@ -27,6 +27,7 @@ MAX_WALKED_BYTES: Final = 32 * 1024 * 1024
 _MODULE: Final = b"torch.distributed.checkpoint.metadata"
 _MAX_FIELDS: Final = 64
 _MAX_NAME: Final = 512
+_COMMIT_NAME: Final = re.compile(r"(?:__\d{1,9})?\.metadata")
 _SHARD_NAME: Final = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 
 
@@ -48,6 +49,11 @@ class Shards:
 
     extents: Mapping[str, tuple[Extent, ...]]
     exact: bool
+
+
+def is_commit_name(name: str) -> bool:
+    """Tell whether a file of this name commits a save, or (`__3.metadata`) one rank's part of it."""
+    return _COMMIT_NAME.fullmatch(name) is not None
 
 
 def recognise(first_bytes: bytes) -> bool:

@@ -7,21 +7,21 @@ unchanged file is never opened twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from ckptfs.store.formats import dcp_metadata, torch_legacy, torch_zip
 from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, members, parse_members
 from ckptfs.store.formats.layout import Reader
 from ckptfs.store.formats.recognise import parse
-from ckptfs.store.formats.save_names import split
+from ckptfs.store.formats.save_names import is_torch_name, split, step_of_name
+from ckptfs.store.formats.save_values import Checkpoint, Findings
 from ckptfs.store.formats.torch_objects import top_level_numbers
 
 TENSOR_SUFFIXES: Final = frozenset({"safetensors", "pt", "pth", "ckpt", "bin", "gguf"})
-LIGHTNING_KEY: Final = "pytorch-lightning_version"
-_NUMBERS: Final = frozenset(
-    {"global_step", "global_steps", "iteration", "step", "dp_world_size", "mp_world_size", LIGHTNING_KEY}
-)
+_LIGHTNING_KEY: Final = "pytorch-lightning_version"
+_STEP_KEYS: Final = ("global_step", "global_steps", "iteration", "step")
+_NUMBERS: Final = frozenset({*_STEP_KEYS, "dp_world_size", "mp_world_size", _LIGHTNING_KEY})
 _MAX_TRACKER_BYTES: Final = 4096
 
 
@@ -40,19 +40,24 @@ class FileView(Protocol):
         """Return a reader of the bytes; it is used at once and not kept."""
 
 
+Folder = Mapping[str, FileView]
+"""The files of one directory by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorVerdict:
-    """`format` is None for a file of no known format; `numbers` are facts out of a torch file."""
+    """What a file that may hold tensors is.
 
-    format: str | None
-    damage: str | None
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    `kind` is the kind of save that it makes, None for a file of no known format. `objection` is
+    why it is not whole, `step` the step it records itself, `numbers` other facts out of a torch
+    file, and `alone` the save that it is when it belongs to no other.
+    """
 
-    @property
-    def step(self) -> int | None:
-        """The step that the file itself records."""
-        names = ("global_step", "global_steps", "iteration", "step")
-        return next((self.numbers[name] for name in names if name in self.numbers), None)
+    kind: str | None
+    objection: str | None
+    step: int | None
+    numbers: Mapping[str, int]
+    alone: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,15 @@ class Judge:
         self.files = files
         self._cache = cache
 
-    def tensors(self, path: str) -> TensorVerdict:
-        """Judge a file that may hold tensors."""
-        return self._remembered(path, TensorVerdict, _judge_tensors)
+    def tensors(self, path: str, view: FileView) -> TensorVerdict:
+        """Judge a file of the tree that may hold tensors."""
+        # Spelled out, for this runs once a file: 10,000 files should cost a few milliseconds.
+        known = self._cache.get((path, view.identity))
+        return (
+            known
+            if isinstance(known, TensorVerdict)
+            else self._remembered(path, TensorVerdict, _judge_tensors)
+        )
 
     def index(self, path: str) -> IndexVerdict:
         """Judge a `*.index.json`."""
@@ -125,24 +136,34 @@ class Judge:
         known = self._cache.get(key)
         if isinstance(known, kind):
             return known
-        verdict = judge(view.open(), split(path)[1])
+        verdict = judge(view.open(), path)
         self._cache[key] = verdict
         return verdict
 
 
-def _judge_tensors(reader: Reader, name: str) -> TensorVerdict:
+def _judge_tensors(reader: Reader, path: str) -> TensorVerdict:
+    name = split(path)[1]
     layout = parse(reader, name)
     if layout is None:
-        return TensorVerdict(None, None)
-    numbers: dict[str, int] = {}
-    if layout.format == torch_zip.NAME and layout.damage is None:
-        numbers = top_level_numbers(torch_zip.read_object(reader), _NUMBERS)
-    elif layout.format == torch_legacy.NAME and layout.damage is None:
-        numbers = top_level_numbers(torch_legacy.read_object(reader), _NUMBERS)
-    return TensorVerdict(layout.format, layout.damage, numbers)
+        objection = "is no torch file" if is_torch_name(name) else None
+        return TensorVerdict(None, objection, None, {}, None)
+    root: object = None
+    if layout.format == torch_zip.NAME:
+        root = torch_zip.read_object(reader)
+    elif layout.format == torch_legacy.NAME:
+        root = torch_legacy.read_object(reader)
+    numbers = top_level_numbers(root, _NUMBERS)
+    kind = "torch" if layout.format.startswith("torch") else layout.format
+    kind = "lightning" if _LIGHTNING_KEY in numbers else kind
+    step = next((numbers[key] for key in _STEP_KEYS if key in numbers), None)
+    in_name = step_of_name(name)
+    found = Findings({kind}, step if in_name is None else in_name)
+    if layout.damage is not None:
+        found.lack(path, layout.damage)
+    return TensorVerdict(kind, layout.damage, step, numbers, found.checkpoint(path))
 
 
-def _judge_index(reader: Reader, name: str) -> IndexVerdict:
+def _judge_index(reader: Reader, path: str) -> IndexVerdict:
     if reader.size > MAX_JSON_BYTES:
         return IndexVerdict((), "is too large")
     try:
@@ -153,7 +174,7 @@ def _judge_index(reader: Reader, name: str) -> IndexVerdict:
     return IndexVerdict(tuple(sorted(shards)), None if shards else "names no shard")
 
 
-def _judge_trainer_state(reader: Reader, name: str) -> TrainerVerdict:
+def _judge_trainer_state(reader: Reader, path: str) -> TrainerVerdict:
     if reader.size > MAX_JSON_BYTES:
         return TrainerVerdict(None, "is too large")
     try:
@@ -166,7 +187,7 @@ def _judge_trainer_state(reader: Reader, name: str) -> TrainerVerdict:
     return TrainerVerdict(step, None)
 
 
-def _judge_shards(reader: Reader, name: str) -> ShardsVerdict:
+def _judge_shards(reader: Reader, path: str) -> ShardsVerdict:
     shards = dcp_metadata.read_shards(reader)
     if shards is None:
         return ShardsVerdict({}, "truncated or unreadable")
@@ -177,7 +198,7 @@ def _judge_shards(reader: Reader, name: str) -> ShardsVerdict:
     return ShardsVerdict(lengths, None)
 
 
-def _judge_tracker(reader: Reader, name: str) -> TrackerVerdict:
+def _judge_tracker(reader: Reader, path: str) -> TrackerVerdict:
     raw = reader.pread(0, _MAX_TRACKER_BYTES + 1) if reader.size <= _MAX_TRACKER_BYTES else b""
     line = raw.decode("utf-8", "surrogateescape").strip()
     return TrackerVerdict(line if line and len(line.splitlines()) == 1 else None)

@@ -11,12 +11,13 @@ modeling_utils.py, `PeftModel.save_pretrained`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.formats.file_verdict import Judge
+from ckptfs.store.formats.file_verdict import Folder, Judge
 from ckptfs.store.formats.save_names import is_model_name, is_trainer_directory, join, split
-from ckptfs.store.formats.save_pieces import Findings, Folder
+from ckptfs.store.formats.save_values import Findings
 
 TRAINER_STATE: Final = "trainer_state.json"
 _ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -39,22 +40,25 @@ def judge_model(directory: str, folder: Folder, judge: Judge, found: Findings) -
     found.kinds.add("hf-model")
     indexed: set[str] = set()
     for name in folder:
-        if _INDEX.fullmatch(name):
+        if name.endswith(".json") and _INDEX.fullmatch(name):
             verdict = judge.index(join(directory, name))
             if verdict.damage is not None:
                 found.lack(join(directory, name), verdict.damage)
             indexed.update(verdict.shards)
     for shard in sorted(indexed):
-        if join(directory, shard) not in judge.files:
+        present = shard in folder
+        if "/" in shard:
+            present, found.local = join(directory, shard) in judge.files, False
+        if not present:
             found.lack(join(directory, shard))
-    _judge_unindexed(directory, (name for name in folder if name not in indexed), found)
+    _judge_unindexed(directory, folder, indexed, found)
     _judge_adapter(directory, folder, found)
 
 
-def _judge_unindexed(directory: str, names: Iterable[str], found: Findings) -> None:
+def _judge_unindexed(directory: str, folder: Folder, indexed: set[str], found: Findings) -> None:
     sets: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        match = _SHARD.fullmatch(name) if "-of-" in name else None
+    for name in folder:
+        match = _SHARD.fullmatch(name) if "-of-" in name and name not in indexed else None
         if match is not None:
             stem, number, total, suffix = match.groups()
             sets.setdefault((stem, total, suffix), set()).add(int(number))
@@ -62,7 +66,9 @@ def _judge_unindexed(directory: str, names: Iterable[str], found: Findings) -> N
         for number in range(1, int(total) + 1):
             if number not in numbers:
                 found.lack(join(directory, f"{stem}-{number:05d}-of-{total}.{suffix}"))
-        found.lack(join(directory, f"{stem}.{suffix}.index.json"))
+        index = f"{stem}.{suffix}.index.json"
+        if index not in folder:
+            found.lack(join(directory, index))
 
 
 def _judge_adapter(directory: str, folder: Folder, found: Findings) -> None:
@@ -76,11 +82,42 @@ def _judge_adapter(directory: str, folder: Folder, found: Findings) -> None:
         found.lack(join(directory, _ADAPTER_CONFIG))
 
 
-def is_trainer_save(root: str, folder: Folder, siblings: Collection[Folder]) -> bool:
+@dataclass(frozen=True, slots=True)
+class TrainerFamily:
+    """The directories of one run that are named as Trainer's, and those that have its last file.
+
+    `with_state` is sorted by step.
+    """
+
+    size: int
+    with_state: tuple[tuple[int, Folder], ...]
+
+    def others_have_state(self, folder: Folder) -> bool | None:
+        """Tell whether another member has a trainer_state.json; None when there is no other."""
+        if self.size <= 1:
+            return None
+        return len(self.with_state) > (1 if TRAINER_STATE in folder else 0)
+
+    def before(self, step: int) -> Folder | None:
+        """Return the nearest earlier member with a trainer_state.json."""
+        index = bisect_left(self.with_state, step, key=lambda member: member[0])
+        return self.with_state[index - 1][1] if index else None
+
+
+def family_of(members: list[tuple[int, Folder]]) -> TrainerFamily:
+    """Return the family of directories given by step and files."""
+    with_state = sorted((one for one in members if TRAINER_STATE in one[1]), key=lambda one: one[0])
+    return TrainerFamily(len(members), tuple(with_state))
+
+
+NO_FAMILY: Final = TrainerFamily(0, ())
+
+
+def is_trainer_save(root: str, folder: Folder, family: TrainerFamily) -> bool:
     """Tell whether a directory is one of HF Trainer's, though perhaps without its last file.
 
-    Other programs name directories `checkpoint-N` too. `siblings` are those beside this one: what
-    none of them has, this one need not have either.
+    Other programs name directories `checkpoint-N` too: what none of the others in the run has,
+    this one need not have either.
     """
     if TRAINER_STATE in folder:
         return True
@@ -88,8 +125,9 @@ def is_trainer_save(root: str, folder: Folder, siblings: Collection[Folder]) -> 
         return False
     if any(name in folder for name in _TRAINER_ONLY):
         return True
-    if siblings:
-        return any(TRAINER_STATE in sibling for sibling in siblings)
+    others = family.others_have_state(folder)
+    if others is not None:
+        return others
     return "config.json" in folder or any(map(is_model_name, folder))
 
 
@@ -116,7 +154,7 @@ def judge_trainer(
     for name in _COMPANIONS:
         if previous and name in previous and name not in folder:
             found.lack(join(root, name))
-    ranks = {int(match[1]) for name in folder if (match := _RNG.fullmatch(name))}
+    ranks = {int(match[1]) for name in folder if name.startswith("rng_") and (match := _RNG.fullmatch(name))}
     for rank in range(max(ranks, default=-1)):
         if rank not in ranks:
             found.lack(join(root, f"rng_state_{rank}.pth"))

@@ -35,7 +35,7 @@ def probe_format(first_bytes: bytes, name: str) -> str | None:
     first_bytes = first_bytes[:PROBE_BYTES]
     if not first_bytes.strip(b"\0"):
         return _format_by_name(base)
-    if _is_metadata_name(base):
+    if dcp_metadata.is_commit_name(base):
         return dcp.NAME if dcp_metadata.recognise(first_bytes) else None
     if torch_zip.recognise(first_bytes):
         return dcp.NAME if base.endswith(dcp.SUFFIX) else torch_zip.NAME
@@ -55,7 +55,7 @@ def parse(reader: Reader, name: str, sibling: Callable[[str], Reader | None] | N
     first = reader.pread(0, PROBE_BYTES)
     if not first.strip(b"\0"):
         return _blank(reader, base)
-    if _is_metadata_name(base):
+    if dcp_metadata.is_commit_name(base):
         return dcp.parse_metadata(reader) if dcp_metadata.recognise(first) else None
     layout = _parse_by_bytes(reader, base, first, sibling)
     if layout is None and base.endswith(".safetensors"):
@@ -77,12 +77,8 @@ def _parse_by_bytes(
     return torch_zip.parse(reader)
 
 
-def _is_metadata_name(base: str) -> bool:
-    return base == dcp_metadata.FILE_NAME or (base.startswith("__") and base.endswith(".metadata"))
-
-
 def _format_by_name(base: str) -> str | None:
-    if _is_metadata_name(base):
+    if dcp_metadata.is_commit_name(base):
         return dcp.NAME
     if _TORCH_BIN.fullmatch(base):
         return torch_zip.NAME

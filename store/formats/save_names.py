@@ -10,6 +10,7 @@ Source: the names written by HF Trainer (`checkpoint-100`), Megatron (`iter_0000
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 _NUMBER: Final = r"[-_=]?(\d{1,18})(?!\d)"
@@ -33,6 +34,12 @@ _TRAINER_DIRECTORY: Final = re.compile(r"(?:tmp-)?checkpoint-\d{1,18}")
 _UNFINISHED: Final = re.compile(r"tmp-checkpoint-\d+|.*\.orbax-checkpoint-tmp.*")
 
 
+# The names of a unit are the same at every publish; asking the regular expressions each time took
+# most of the time of judging 10,000 unchanged files.
+_MEMORY: Final = 1 << 15
+
+
+@lru_cache(maxsize=_MEMORY)
 def step_of_name(name: str) -> int | None:
     """Return the step in a file's or directory's own name, or None."""
     found = _STEP.findall(name) or _CHECKPOINT.findall(name)
@@ -54,11 +61,13 @@ def is_unfinished_name(name: str) -> bool:
     return _UNFINISHED.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=_MEMORY)
 def is_model_name(name: str) -> bool:
     """Tell whether Hugging Face libraries give weights, or the index of their shards, this name."""
     return _MODEL_FILE.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=_MEMORY)
 def is_torch_name(name: str) -> bool:
     """Tell whether a file of this name can only have been written by torch.save."""
     return _TORCH_FILE.fullmatch(name) is not None

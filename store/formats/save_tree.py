@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ckptfs.store.formats.file_verdict import TENSOR_SUFFIXES, FileView
+from ckptfs.store.formats.file_verdict import TENSOR_SUFFIXES, FileView, Folder
 from ckptfs.store.formats.save_names import (
     is_model_name,
     is_save_directory,
@@ -18,7 +18,6 @@ from ckptfs.store.formats.save_names import (
     split,
     step_of_name,
 )
-from ckptfs.store.formats.save_pieces import Folder
 from ckptfs.store.formats.sharded_saves import is_deepspeed_name, is_megatron_directory
 
 ORBAX_MARK = "_CHECKPOINT_METADATA"
@@ -91,18 +90,25 @@ class SaveRoots:
 
     def root_of(self, directory: str) -> str | None:
         """Return the save's top directory, or None when names do not tell of any."""
-        if directory not in self._known:
-            self._known[directory] = self._find(directory)
-        return self._known[directory]
+        # Not by recursion: a path can have more parts than Python has frames.
+        pending: list[str] = []
+        while directory not in self._known:
+            pending.append(directory)
+            if not directory:
+                break
+            directory = split(directory)[0]
+        root = self._known.get(directory)
+        for one in reversed(pending):
+            root = self._known[one] = self._find(one, root)
+        return root
 
-    def _find(self, directory: str) -> str | None:
+    def _find(self, directory: str, above: str | None) -> str | None:
         parent, name = split(directory)
-        above = self.root_of(parent) if directory else None
         if directory in self._marked or is_save_directory(name):
             step = step_of_name(name)
             # checkpoint-100/global_step100 is one save, stage_2/checkpoint-100 is not.
             if above is None or not (
-                step is None or is_trainer_directory(split(above)[1]) or step == step_of_name(above)
+                step is None or is_trainer_directory(split(above)[1]) or step == step_of_name(split(above)[1])
             ):
                 return directory
         if above is None and is_megatron_directory(name):

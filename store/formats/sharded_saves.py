@@ -17,15 +17,13 @@ from math import prod
 from typing import Final
 
 from ckptfs.store.formats import dcp, dcp_metadata
-from ckptfs.store.formats.file_verdict import Judge
+from ckptfs.store.formats.file_verdict import Folder, Judge
 from ckptfs.store.formats.save_names import join, split
-from ckptfs.store.formats.save_pieces import Findings, Folder
+from ckptfs.store.formats.save_values import Findings
 
 _DCP_RANK: Final = re.compile(r"__(\d{1,9})_\d{1,9}\.distcp")
 _MODEL_STATES: Final = re.compile(r"(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")
-_OPTIM_STATES: Final = re.compile(
-    r"(bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt"
-)
+_OPTIM_STATES: Final = re.compile(r"(bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_optim_states\.pt")
 _MP_RANK: Final = re.compile(r"mp_rank_(\d{2,6})(?:_(\d{3,6}))?(?:_(\d{3,6}))?")
 _MEGATRON_FILE: Final = "model_optim_rng.pt"
 MAX_RANKS: Final = 100_000
@@ -35,7 +33,7 @@ def judge_dcp(
     directory: str, folder: Folder, judge: Judge, elsewhere_ranks: frozenset[int], found: Findings
 ) -> None:
     """Hold the shards that are there against `.metadata`, whose rename commits the save."""
-    commits = [name for name in folder if name.endswith(dcp_metadata.FILE_NAME)]
+    commits = [name for name in folder if dcp_metadata.is_commit_name(name)]
     shards = [name for name in folder if name.endswith(dcp.SUFFIX)]
     lengths: dict[str, int | None] = {}
     for name in commits:
@@ -48,10 +46,12 @@ def judge_dcp(
         return
     found.kinds.add("dcp")
     if not commits:
-        _judge_uncommitted(directory, shards, judge, elsewhere_ranks, found)
+        _judge_uncommitted(directory, folder, judge, elsewhere_ranks, found)
     for name, expected in lengths.items():
         path = join(directory, name)
-        view = judge.files.get(path)
+        view = folder.get(name)
+        if "/" in name:
+            view, found.local = judge.files.get(path), False
         rank = _DCP_RANK.fullmatch(name)
         if view is not None:
             damage = dcp.length_damage(view.size, expected) if expected is not None else None
@@ -64,7 +64,7 @@ def judge_dcp(
 
 
 def _judge_uncommitted(
-    directory: str, shards: list[str], judge: Judge, elsewhere_ranks: frozenset[int], found: Findings
+    directory: str, folder: Folder, judge: Judge, elsewhere_ranks: frozenset[int], found: Findings
 ) -> None:
     path = join(directory, dcp_metadata.FILE_NAME)
     # Rank 0 writes it. On a node without rank 0 nothing says how long the shards should be.
@@ -72,11 +72,13 @@ def _judge_uncommitted(
         found.lack(path)
         return
     found.elsewhere.append(path)
-    for name in shards:
-        shard = join(directory, name)
+    for name, view in folder.items():
         # A rank that has nothing to save writes an empty shard.
-        if judge.files[shard].size > 0 and (damage := judge.tensors(shard).damage) is not None:
-            found.lack(shard, damage)
+        if name.endswith(dcp.SUFFIX) and view.size > 0:
+            shard = join(directory, name)
+            objection = judge.tensors(shard, view).objection
+            if objection is not None:
+                found.lack(shard, objection)
 
 
 def is_deepspeed_name(name: str) -> bool:
@@ -96,10 +98,10 @@ def judge_deepspeed(
     models: set[tuple[int | None, int]] = set()
     optims: set[tuple[int, int]] = set()
     prefix, dp_count, mp_count = "", 1, 1
-    for name in folder:
+    for name, view in folder.items():
         if match := _MODEL_STATES.fullmatch(name):
             models.add((int(match[1]) if match[1] else None, int(match[2])))
-            numbers = judge.tensors(join(directory, name)).numbers
+            numbers = judge.tensors(join(directory, name), view).numbers
             dp_count = max(dp_count, numbers.get("dp_world_size", 0))
             mp_count = max(mp_count, numbers.get("mp_world_size", 0))
         elif match := _OPTIM_STATES.fullmatch(name):

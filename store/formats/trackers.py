@@ -13,9 +13,9 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.formats.file_verdict import Judge
+from ckptfs.store.formats.file_verdict import Folder, Judge
 from ckptfs.store.formats.save_names import join, split, step_of_name
-from ckptfs.store.formats.save_pieces import Findings, Folder
+from ckptfs.store.formats.save_values import Findings
 
 LATEST: Final = "latest"
 ITERATION: Final = "latest_checkpointed_iteration.txt"

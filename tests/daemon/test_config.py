@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from ckptfs.daemon.config import Config, load_config, parse_config, size_bytes
 from ckptfs.store.errors import InvalidRequest
 
@@ -71,7 +72,7 @@ def test_the_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot read the configuration"):
         load_config(str(path))
     path.write_text("nonsense = 1")
-    with pytest.raises(InvalidRequest, match="ckptfs.toml: unknown key"):
+    with pytest.raises(InvalidRequest, match=r"ckptfs\.toml: unknown key"):
         load_config(str(path))
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRequest, match="not UTF-8"):
@@ -80,7 +81,15 @@ def test_the_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("1000", 1000), ("1k", 1000), ("1 KiB", 1024), ("1.5MiB", 3 << 19), ("2TB", 2 * 10**12), ("5gi", 5 << 30)],
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("1k", 1000),
+        ("1 KiB", 1024),
+        ("1.5MiB", 3 << 19),
+        ("2TB", 2 * 10**12),
+        ("5gi", 5 << 30),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert size_bytes(text) == size

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+
 from ckptfs.daemon import mounts
 from ckptfs.daemon.mounts import MountEntry, find_mounted, follow, mount_at, mount_over, parse_mountinfo
 from ckptfs.store.errors import InvalidRequest, NotFound
 
 TABLE = rb"""21 26 0:20 / /proc rw,relatime - proc proc rw
 26 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
-40 26 0:43 / /mnt/ckpt rw,nosuid,nodev - fuse.ckptfs ckptfs rw,user_id=1000,group_id=7,default_permissions,allow_other
+40 26 0:43 / /mnt/ckpt rw,nosuid,nodev - fuse.ckptfs ckptfs rw,user_id=1000,group_id=7,allow_other
 41 26 0:44 / /mnt/with\040blank\134 rw master:2 propagate_from:1 - fuse.ckptfs ckptfs rw,user_id=0,group_id=0
 42 40 0:45 / /mnt/ckpt/other rw - tmpfs none rw
 43 26 0:46 / /twice rw - tmpfs below rw
@@ -22,7 +23,10 @@ torn line
 
 
 def table_of(*paths: Path) -> list[MountEntry]:
-    return [MountEntry("/", "ext4", "/dev/x", 1), *(MountEntry(str(p), "fuse.ckptfs", "ckptfs", 2) for p in paths)]
+    return [
+        MountEntry("/", "ext4", "/dev/x", 1),
+        *(MountEntry(str(p), "fuse.ckptfs", "ckptfs", 2) for p in paths),
+    ]
 
 
 def test_parsing() -> None:

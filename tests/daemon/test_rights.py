@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from ckptfs.daemon.rights import Access, Caller, Modes, grants, may
 
 USERS = (0, 40001, 40002)

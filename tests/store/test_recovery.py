@@ -164,6 +164,15 @@ def test_after_a_reboot_unsynced_bytes_are_set_aside(bench: Bench) -> None:
     assert str(bench.recover("boot-2")) == "nothing to recover"
 
 
+def test_a_number_that_comes_again_does_not_hide_what_is_kept(bench: Bench) -> None:
+    number = bench.stage(b"torn")
+    (bench.root / "quarantine" / f"suspect-{number}").write_bytes(b"of another year")
+    bench.put(3, a_file(Content(staging=number), (2, b"f")))
+    bench.recover("boot-2")
+    kept = {path.read_bytes() for path in (bench.root / "quarantine").glob("suspect-*[0-9]")}
+    assert kept == {b"of another year", b"torn"}
+
+
 def test_a_fallback_that_cannot_be_read_does_not_keep_the_store_shut(bench: Bench) -> None:
     number = bench.stage(b"torn")
     gone = RecipeId(chunk_id(b"gone"))

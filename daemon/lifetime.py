@@ -1,0 +1,66 @@
+"""How a mount is told to stop, and how it then stops taking requests.
+
+One rule: a stop is bounded. The mount point is freed at once; who still has files open gets a few
+seconds to finish; then the session ends, whatever is open. A second signal skips the waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Protocol
+
+import trio
+
+from ckptfs.daemon.mountpoints import detach
+from ckptfs.store.errors import CkptfsError, Conflict
+
+log = logging.getLogger(__name__)
+BUSY_S = 5.0
+RETRY_S = 0.25
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Stoppable(Protocol):
+    """A session that serves requests."""
+
+    def stop(self) -> None:
+        """Make it return; what is in flight is still answered."""
+
+
+class Stop:
+    """Watches for signals. Belongs to the trio thread; `is_asked` once there was one."""
+
+    def __init__(self, session: Stoppable, path: str) -> None:
+        self._session = session
+        self._path = path
+        self.is_asked = False
+
+    async def watch_signals(self) -> None:
+        """Stop the session at the first signal, gently; at the second, at once."""
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            async with trio.open_nursery() as nursery:
+                async for number in signals:
+                    how = "stopping at once" if self.is_asked else "stopping"
+                    log.info("%s: %s", signal.Signals(number).name, how)
+                    if self.is_asked:
+                        nursery.cancel_scope.cancel()
+                        break
+                    self.is_asked = True
+                    nursery.start_soon(self._unmount)
+            self._session.stop()
+
+    async def _unmount(self) -> None:
+        """Unmount, waiting a little for those who are in it; the session then ends by itself."""
+        for _ in range(int(BUSY_S / RETRY_S)):
+            try:
+                await trio.to_thread.run_sync(lambda: detach(self._path, lazy=False), abandon_on_cancel=True)
+                return
+            except Conflict:
+                await trio.sleep(RETRY_S)
+            except (CkptfsError, OSError) as e:
+                log.info("cannot unmount: %s", e)
+                break
+        else:
+            log.warning("%s is still busy; whoever is in it loses it", self._path)
+        self._session.stop()

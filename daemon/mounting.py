@@ -1,0 +1,241 @@
+"""One mount from beginning to end: the parts are made, joined, run, and let go.
+
+One rule: wiring happens here and nowhere else. Everything but worker threads lives in one trio
+nursery in the main thread, which is also the index's thread.
+
+Order of the end (a stop is bounded, and durable before it is complete): no new requests (unmount, lazily
+if it is busy); the session drains; staging is synced where it lies; the index is committed and
+closed; the lock is released.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ckptfs.daemon.access import Rights
+from ckptfs.daemon.addresses import Addresses
+from ckptfs.daemon.config import Config
+from ckptfs.daemon.control import ControlServer
+from ckptfs.daemon.last_sync import sync_staging
+from ckptfs.daemon.lifetime import Stop
+from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
+from ckptfs.daemon.open_store import OpenStore, opened_store
+from ckptfs.daemon.places import make_socket_folder, socket_path
+from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.daemon.rights import Modes
+from ckptfs.daemon.service import Service
+from ckptfs.daemon.space import SpaceKeeper
+from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
+from ckptfs.fusefs.publish import Request
+from ckptfs.fusefs.session import Session
+from ckptfs.store.disk import Space
+from ckptfs.store.errors import NoSpace, Unavailable
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.index import Change, Index
+from ckptfs.store.sweep import Sweeper
+
+log = logging.getLogger(__name__)
+_COMMIT_EVERY_S = 1.0
+_WHY_PLAIN = "this version of ckptfs has only the plain write path"
+
+
+def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -> None:
+    """Mount `store` at `mountpoint` and serve it until it is unmounted or told to stop.
+
+    Raises what there is to be said to the person who called. Durable when: this returned.
+    """
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    path = prepare_mountpoint(mountpoint, store)
+    check_fuse()
+    uid = os.geteuid()
+    make_socket_folder(uid)
+    socket = socket_path(path, uid)
+    try:
+        with opened_store(store, path, socket) as parts:
+            trio.run(Mount(parts, path, socket, config).serve, as_json)
+    except BaseExceptionGroup as group:
+        raise lone_error(group) from None
+
+
+class Mount:
+    """The parts of one mount that is being served. Belongs to the trio thread."""
+
+    def __init__(self, parts: OpenStore, path: str, socket: str, config: Config) -> None:
+        self._parts = parts
+        self._path = path
+        self._allow_other = may_allow_other()
+        self.face = Face(
+            StoreParts(parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories),
+            FaceSettings(config.settle_s, config.settle_max_s, config.units, (os.geteuid(), os.getegid())),
+            make_room=self._make_room,
+            space=self._space,
+        )
+        self._sweeper = Sweeper(
+            parts.disk,
+            parts.index,
+            parts.segments,
+            parts.histories,
+            parts.ingest.reclaim,
+            self.face.open_recipes,
+        )
+        self._keeper = SpaceKeeper(parts.disk, parts.histories, self._sweeper, config)
+        self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
+
+    async def serve(self, as_json: bool) -> None:
+        """Mount, serve, and leave everything durable."""
+        session = self._mounted()
+        stop = Stop(session, self._path)
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._control.serve)
+                nursery.start_soon(self._commit_regularly)
+                nursery.start_soon(self.face.scheduler.run)
+                nursery.start_soon(self._keeper.run)
+                nursery.start_soon(stop.watch_signals)
+                nursery.start_soon(self._say_ready, as_json)
+                await session.run()
+                log.info("unmounted" if not stop.is_asked else "stopping")
+                nursery.cancel_scope.cancel()
+        finally:
+            session.close()
+        with trio.CancelScope(shield=True):
+            synced = await sync_staging(
+                self._parts.disk, self._parts.index, self.face.namespace, list(self.face.drafts.changed_dirs)
+            )
+        self._parts.index.commit()
+        log.info("stopped; %d files wait for ingest, durable in staging", synced)
+
+    def _mounted(self) -> Session:
+        try:
+            return Session(
+                self.face.operations, self._path, self._parts.disk.root, allow_other=self._allow_other
+            )
+        except RuntimeError as e:
+            raise Unavailable(f"{self._path} cannot be mounted: {e}") from None
+
+    async def _say_ready(self, as_json: bool) -> None:
+        """The one line on stdout. The session answers as soon as this task lets it."""
+        facts = self._facts()
+        if as_json:
+            fields = {"ready": True, "mountpoint": self._path, "store": self._parts.disk.root}
+            print(json.dumps({**fields, "write_path": facts.write_path}), flush=True)
+        else:
+            where = f"{self._path} on {self._parts.disk.root}"
+            print(f"ready: {where}, {facts.write_path} writes ({facts.why})", flush=True)
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await trio.sleep(_COMMIT_EVERY_S)
+            if self._parts.index.pending:
+                commit_or_warn(self._parts.index)
+
+    async def _make_room(self, wanted_bytes: int) -> bool:
+        return await self._keeper.make_room(wanted_bytes)
+
+    def _space(self) -> Space:
+        return self._keeper.space()
+
+    def _make_service(self) -> Service:
+        parts, face = self._parts, self.face
+        addresses = Addresses(face.namespace, parts.histories, face.units.top_of)
+        queries = Queries(
+            parts.disk,
+            face.namespace,
+            parts.segments,
+            parts.histories,
+            addresses,
+            face.units.is_top,
+            self._facts,
+        )
+        rights = Rights(
+            face.namespace,
+            parts.segments,
+            parts.histories,
+            addresses,
+            lambda: modes_above(self._path),
+            owner_uid=parts.disk.stat("").st_uid,
+            only_owner=not self._allow_other,
+        )
+        publishing = CommandPublishing(face, parts)
+        return Service(
+            addresses, queries, rights, parts.histories, publishing, self._make_unit, self._collect
+        )
+
+    def _make_unit(self, directory: int) -> None:
+        change = Change()
+        self.face.units.name_unit(directory, change)
+        self._parts.index.apply(change, sync=True)
+
+    async def _collect(self) -> int:
+        plan = await self._sweeper.collect()
+        return plan.stored_bytes
+
+    def _facts(self) -> Facts:
+        return Facts(
+            write_path="plain",
+            why=_WHY_PLAIN,
+            mountpoint=self._path,
+            ingest_pending_bytes=pending_bytes(self.face),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPublishing:
+    """`ckptfs publish`: a version now, tagged in the same step as it is made."""
+
+    face: Face
+    parts: OpenStore
+
+    async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
+        """As Publishing in service.py. Not given up half way when the caller goes away."""
+        with trio.CancelScope(shield=True):
+            record = await self.face.publisher.publish_now(top, Request("command", step))
+            if tag is not None:
+                self.parts.histories.tag(record.unit, record.number, tag)
+        return record
+
+
+def lone_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What a nursery wrapped, if that is one error."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def pending_bytes(face: Face) -> int:
+    """Bytes in closed files that are not ingested yet."""
+    pending = 0
+    for directory in list(face.drafts.changed_dirs):
+        for _, _, ino in face.namespace.entries(directory):
+            inode = face.namespace.find(ino)
+            if inode is not None and inode.content.staging and not face.files.is_written(ino):
+                pending += face.namespace.attributes_of(ino, inode).size
+    return pending
+
+
+def modes_above(path: str) -> Sequence[Modes]:
+    """The modes of the directories above a mount point, from the root down."""
+    above = []
+    while path != "/":
+        path = os.path.dirname(path)
+        found = os.stat(path)
+        above.append(Modes(found.st_mode, found.st_uid, found.st_gid))
+    return above[::-1]
+
+
+def commit_or_warn(index: Index) -> None:
+    """Commit; on a full disk the journal keeps the changes, and the next commit tries again."""
+    try:
+        index.commit()
+    except NoSpace as e:
+        log.warning("%s", e)

@@ -1,0 +1,98 @@
+"""A store without a daemon: questions as of its last commit, and the rebuild of its index.
+
+One rule: questions change nothing in the store, not even to recover it; what can only be done by a
+daemon is refused with the way to do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+import trio
+
+from ckptfs.daemon import messages
+from ckptfs.daemon.addresses import Addresses
+from ckptfs.daemon.messages import AnyRequest, Json, Progress
+from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.fusefs.namespace import Namespace
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import NotFound, Unavailable
+from ckptfs.store.histories import Histories
+from ckptfs.store.index import INDEX_PATH, Index
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import STAGING_PATH
+
+
+class OfflineStore:
+    """Answers the requests that only read, from the last commit of a store's index."""
+
+    def __init__(self, disk: Disk) -> None:
+        """NotFound if the store has no index; `rebuild` makes one."""
+        if not disk.exists(f"{INDEX_PATH}/data.mdb"):
+            raise NotFound(f"the store {disk.root} has no index; run `ckptfs rebuild --store {disk.root}`")
+        self._disk = disk
+        self._index = Index(disk, read_only=True)
+        self._namespace = Namespace(self._index, disk)
+        self._histories = Histories(disk, self._index, read_only=True)
+        self._segments = Segments(disk, self._index)
+        self._addresses = Addresses(self._namespace, self._histories, self._top_of)
+        self._queries = Queries(
+            disk, self._namespace, self._segments, self._histories, self._addresses, self._is_top, self._facts
+        )
+
+    def __enter__(self) -> OfflineStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._segments.close()
+        self._index.close()
+
+    def ask(self, request: AnyRequest, on_progress: Callable[[Progress], None] | None = None) -> object:
+        """The result of a request that reads; Unavailable for any other."""
+        if not request.is_reading:
+            command = type(request).__name__.lower()
+            raise Unavailable(
+                f"`{command}` needs a daemon; first `ckptfs mount MNT --store {self._disk.root}`"
+            )
+        return trio.run(self._answer, request, on_progress or _ignore)
+
+    async def _answer(self, request: AnyRequest, report: Callable[[Progress], None]) -> Json:
+        if isinstance(request, messages.Status):
+            return self._queries.status(self._histories.shown_names().values())
+        address = self._addresses.find(request.path)
+        match request:
+            case messages.Verify():
+                return await self._queries.verify(address, report)
+            case messages.Du():
+                return await self._queries.usage(address)
+        return self._queries.log(address)
+
+    def _top_of(self, directory: int) -> int:
+        """The unit's directory, as far as the histories know one: without a mount there are no globs."""
+        chain = self._namespace.ancestors(directory)
+        known = next((ino for ino in chain if self._is_top(ino)), None)
+        return known if known is not None else chain[max(0, len(chain) - 2)]
+
+    def _is_top(self, directory: int) -> bool:
+        return self._histories.unit_of_ino(directory) is not None
+
+    def _facts(self) -> Facts:
+        sizes = (self._disk.size(f"{STAGING_PATH}/{name}") for name in self._disk.list_dir(STAGING_PATH))
+        return Facts(
+            write_path=None,
+            why="no daemon has this store; as of its last commit",
+            mountpoint=None,
+            ingest_pending_bytes=sum(sizes),
+        )
+
+
+def _ignore(progress: Progress) -> None:
+    """Nobody wants to know."""
+
+
+def rebuild_store(path: str, on_progress: Callable[[Progress], None] | None) -> Json:
+    """Make the index of the store at `path` anew."""
+    raise NotImplementedError

@@ -1,0 +1,71 @@
+"""Opening a store for a mount, and leaving it so that nothing depends on this process any more.
+
+One rule: what is opened is closed in the opposite order, and the lock goes last.
+
+Order of opening: folder and format, lock, index (which replays the journal), histories (which take
+from their files what the index lacks), recovery, and only then anything that writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.histories import Histories
+from ckptfs.store.ingest import Ingest
+from ckptfs.store.layout import Holder, StoreLock, open_store
+from ckptfs.store.marking import WatchedIndex
+from ckptfs.store.recovery import recover
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import Staging
+
+log = logging.getLogger(__name__)
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """The parts of an open store. All but the disk belong to the thread that opened it."""
+
+    disk: Disk
+    index: WatchedIndex
+    staging: Staging
+    segments: Segments
+    ingest: Ingest
+    histories: Histories
+
+
+@contextmanager
+def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]:
+    """The store at `path` (made if it is not there) for as long as the block runs.
+
+    Conflict if another process holds it; otherwise as open_store, Index and recover raise.
+    Durable when: the block has ended.
+    """
+    disk = open_store(path, create=True)
+    with ExitStack() as stack:
+        lock = StoreLock(disk, Holder(os.getpid(), mountpoint, socket))
+        stack.callback(lock.release)
+        index = WatchedIndex(disk)
+        stack.callback(index.close)
+        histories = Histories(disk, index)
+        for problem in histories.problems:
+            log.error("a history is damaged: %s", problem)
+        segments = Segments(disk, index)
+        stack.callback(segments.close)
+        staging = Staging(disk, 1)
+        report = recover(
+            disk, index, staging, segments.read_recipe, boot_id=_boot_id(), now_ns=time.time_ns()
+        )
+        log.info("recovery: %s", report)
+        yield OpenStore(disk, index, staging, segments, Ingest(disk, index, segments, staging), histories)
+
+
+def _boot_id() -> str:
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()

@@ -1,0 +1,168 @@
+"""What each request does: look, ask whether the caller may, do it, answer.
+
+One rule: rights are checked before anything is looked up that the caller may not see, and before
+anything is changed. What changes history goes through Histories or the publisher, never around them.
+
+All of it belongs to the trio thread, which is the index thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from ckptfs.daemon import messages
+from ckptfs.daemon.access import Rights
+from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.control import Report
+from ckptfs.daemon.messages import AnyRequest, Json
+from ckptfs.daemon.peer import Peer
+from ckptfs.daemon.queries import Queries
+from ckptfs.daemon.rights import Access, Caller
+from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
+from ckptfs.store.histories import Histories
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.units import Unit
+from ckptfs.store.version_names import check_tag
+
+log = logging.getLogger(__name__)
+_CHANGE = Access.WRITE | Access.SEARCH
+
+
+class Publishing(Protocol):
+    """Makes versions."""
+
+    async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
+        """Publish the unit whose directory is `top`, and tag the version. Durable when: this returned."""
+
+
+class Service:
+    """Carries out the requests of the control socket."""
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        queries: Queries,
+        rights: Rights,
+        histories: Histories,
+        publishing: Publishing,
+        make_unit: Callable[[int], None],
+        collect: Callable[[], Awaitable[int]],
+    ) -> None:
+        """`make_unit(directory)` makes a directory a unit, `collect()` frees bytes and says how many."""
+        self._addresses = addresses
+        self._queries = queries
+        self._rights = rights
+        self._histories = histories
+        self._publishing = publishing
+        self._make_unit = make_unit
+        self._collect = collect
+
+    async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
+        """The result of a request by `peer`; a CkptfsError says why there is none."""
+        caller = peer.caller
+        if isinstance(request, messages.Status):
+            return self._queries.status(self._visible_units(caller))
+        if isinstance(request, messages.Gc):
+            self._rights.require_owner(caller)
+            return {"freed_bytes": await self._collect()}
+        address = self._rights.find(caller, request.path)
+        result: Json
+        match request:
+            case messages.Log():
+                self._rights.require_unit(caller, address, Access.READ)
+                result = self._queries.log(address)
+            case messages.Verify():
+                self._rights.require_place(caller, address, self._addresses.record(address))
+                result = await self._queries.verify(address, report)
+            case messages.Du():
+                record = self._addresses.record(address) if address.version else None
+                self._rights.require_place(caller, address, record)
+                result = await self._queries.usage(address)
+            case messages.Unit():
+                result = self._named_unit(caller, address)
+            case messages.Publish():
+                result = await self._publish(caller, address, request)
+            case _:
+                result = self._mark(caller, address, request)
+        return result
+
+    def _visible_units(self, caller: Caller) -> list[Unit]:
+        units = self._histories.shown_names().values()
+        visible = [unit for unit in units if self._rights.may_unit(caller, unit, Access.READ)]
+        return sorted(visible, key=lambda unit: unit.name)
+
+    async def _publish(self, caller: Caller, address: Address, request: messages.Publish) -> Json:
+        self._rights.require_unit(caller, address, _CHANGE)
+        if address.version is not None:
+            raise InvalidRequest(f"{address.text} names a version; `publish` makes a new one of PATH")
+        if not address.top:
+            raise InvalidRequest(f"{address.text} was removed; there is nothing to publish")
+        if request.tag is not None:
+            self._check_free_tag(address, request.tag)
+        if request.step is not None and request.step < 0:
+            raise InvalidRequest("a step is not negative")
+        record = await self._publishing.publish_now(address.top, request.tag, request.step)
+        unit = self._histories.unit(record.unit)
+        assert unit is not None, "a version has a unit"
+        return self._queries.row(unit, record)
+
+    def _check_free_tag(self, address: Address, tag: str) -> None:
+        check_tag(tag)
+        taken = None if address.unit is None else self._histories.tags(address.unit.unit).get(tag)
+        if taken is not None:
+            raise Conflict(f"the tag {tag!r} is that of version {taken}; untag it first")
+
+    def _named_unit(self, caller: Caller, address: Address) -> Json:
+        self._rights.require_owner(caller)
+        if address.ino is None or address.version is not None:
+            raise NotFound(f"there is no directory {address.text}")
+        if address.ino == ROOT_INO:
+            raise InvalidRequest("the root of a mount cannot be named a unit; its own files are one, @root")
+        self._make_unit(address.ino)
+        again = self._addresses.find(address.text)
+        return {"name": os.fsdecode(again.name)}
+
+    def _mark(self, caller: Caller, address: Address, request: AnyRequest) -> Json:
+        """Tag, untag, pin, unpin and forget."""
+        if isinstance(request, messages.Forget):
+            self._rights.require_owner(caller)
+        else:
+            self._rights.require_unit(caller, address, _CHANGE)
+        unit = address.unit
+        if unit is None:
+            raise NotFound(f"{address.text} has no version yet; `ckptfs publish` makes one")
+        record = self._marked(address, unit, request)
+        row = self._queries.row(unit, record)
+        match request:
+            case messages.Tag():
+                self._histories.tag(unit.unit, record.number, request.name)
+            case messages.Untag():
+                self._histories.untag(unit.unit, request.name)
+            case messages.Pin():
+                self._histories.pin(unit.unit, record.number)
+            case messages.Unpin():
+                self._histories.unpin(unit.unit, record.number)
+            case messages.Forget():
+                self._histories.forget(unit.unit, record.number)
+                return row
+        return self._queries.row(unit, record)
+
+    def _marked(self, address: Address, unit: Unit, request: AnyRequest) -> VersionRecord:
+        """The version that a request is about."""
+        if isinstance(request, messages.Untag):
+            number = self._histories.tags(unit.unit).get(request.name)
+            found = None if number is None else self._histories.version(unit.unit, number)
+            if found is None:
+                raise NotFound(
+                    f"{os.fsdecode(unit.name)} has no tag {request.name!r}; `ckptfs log` lists them"
+                )
+            return found
+        if address.version is None:
+            raise InvalidRequest(
+                f"{address.text} names no version; write PATH@VERSION, such as {address.text}@latest"
+            )
+        return self._addresses.record(address)

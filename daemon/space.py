@@ -1,0 +1,104 @@
+"""Room: history gives way before a writer is refused.
+
+One rule: `min_free` is kept free as long as there is history that may go; what may go, and in which
+order, is for retention to say.
+
+Source: ARCHITECTURE.md, section 1, promise 6.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+import trio
+
+from ckptfs.daemon.config import Config
+from ckptfs.store.disk import Disk, Space
+from ckptfs.store.errors import CkptfsError
+from ckptfs.store.histories import Histories
+from ckptfs.store.retention import default_min_free
+from ckptfs.store.sweep import Sweeper
+
+log = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+_SURVEY_EVERY_S = 30.0
+_VAIN_PAUSE_S = 5.0
+_MARGIN_BYTES = 64 << 20
+
+
+class SpaceKeeper:
+    """Watches the room on the disk below the store. Belongs to the trio thread."""
+
+    def __init__(self, disk: Disk, histories: Histories, sweeper: Sweeper, config: Config) -> None:
+        self._disk = disk
+        self._histories = histories
+        self._sweeper = sweeper
+        self._config = config
+        self._vain_until = 0.0
+        self._warned = False
+        self._surveyed: tuple[int, int] = (-1, -1)
+        self._survey_due = 0.0
+
+    def space(self) -> Space:
+        """What statfs shows: history that would give way counts as free."""
+        real = self._disk.space()
+        extra = min(self._sweeper.reclaimable_bytes, real.total - real.free)
+        return replace(real, free=real.free + extra, available=real.available + extra)
+
+    def min_free_bytes(self) -> int:
+        """The room that is to be kept free now."""
+        total = self._disk.space().total
+        configured = self._config.min_free_bytes(total)
+        return default_min_free(self._last_save_bytes(), total) if configured is None else configured
+
+    async def make_room(self, wanted_bytes: int) -> bool:
+        """The disk is full for a writer: True if a second try makes sense."""
+        return await self._free(wanted_bytes + min(_MARGIN_BYTES, self._disk.space().total // 64)) > 0
+
+    async def run(self) -> None:
+        """Keep `min_free` free, for ever; cancelled at shutdown."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            if self._disk.space().available < (wanted := self.min_free_bytes()):
+                await self._free(wanted)
+            elif time.monotonic() >= self._survey_due:
+                await self._survey()
+
+    async def _free(self, free_bytes: int) -> int:
+        """Bytes that were gained; 0 without a try shortly after one that was in vain."""
+        if time.monotonic() < self._vain_until:
+            return 0
+        gained = 0
+        try:
+            gained = await self._sweeper.make_room(free_bytes)
+        except (CkptfsError, OSError) as e:
+            log.error("no room could be made: %s", e)
+        if gained:
+            log.info("gave %d bytes back to the disk", gained)
+            self._warned = False
+            return gained
+        self._vain_until = time.monotonic() + _VAIN_PAUSE_S
+        if not self._warned:
+            log.warning("the disk is nearly full, and there is no history left that may go")
+            self._warned = True
+        return 0
+
+    async def _survey(self) -> None:
+        """Find out what could give way, if versions came or went since the last time."""
+        self._survey_due = time.monotonic() + _SURVEY_EVERY_S
+        units = self._histories.units()
+        state = (sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0))
+        if state == self._surveyed:
+            return
+        try:
+            await self._sweeper.survey()
+            self._surveyed = state
+        except (CkptfsError, OSError) as e:
+            log.error("history could not be surveyed: %s", e)
+
+    def _last_save_bytes(self) -> int:
+        newest = max(self._histories.units(), key=lambda unit: unit.newest_ns, default=None)
+        record = None if newest is None else self._histories.newest(newest.unit)
+        return 0 if record is None else record.logical_bytes

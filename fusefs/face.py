@@ -1,0 +1,181 @@
+"""The parts of the POSIX face, put together once for one mount.
+
+One rule: parts get each other here and nowhere else; nothing is global.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from ckptfs.fusefs.attributes import Attributes
+from ckptfs.fusefs.attributes_change import AttributeChanges
+from ckptfs.fusefs.browse import Browse
+from ckptfs.fusefs.draft import Drafts
+from ckptfs.fusefs.facts import VersionFacts
+from ckptfs.fusefs.files import Files
+from ckptfs.fusefs.lookups import Lookups
+from ckptfs.fusefs.mutations import Mutations
+from ckptfs.fusefs.namespace import Namespace, key_of
+from ckptfs.fusefs.operations import CkptfsOperations
+from ckptfs.fusefs.preimage import Preimages
+from ckptfs.fusefs.publish import Publisher, Request
+from ckptfs.fusefs.quiet import Quiet
+from ckptfs.fusefs.scheduler import Scheduler
+from ckptfs.fusefs.storing import Storing
+from ckptfs.fusefs.units import Units
+from ckptfs.fusefs.versioned_files import VersionedFiles
+from ckptfs.store.disk import Disk, Space
+from ckptfs.store.histories import Histories
+from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.ingest import Ingest
+from ckptfs.store.inode import ROOT_INO, Inode, encode_inode
+from ckptfs.store.recipe import Recipe
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import Staging
+from ckptfs.store.version_names import check_tag
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """An open store, as the daemon wired it."""
+
+    disk: Disk
+    index: Index
+    staging: Staging
+    segments: Segments
+    ingest: Ingest
+    histories: Histories
+
+
+@dataclass(frozen=True, slots=True)
+class FaceSettings:
+    """What of the configuration concerns the face."""
+
+    settle_s: float
+    settle_max_s: float
+    units: tuple[str, ...]
+    owner: tuple[int, int]
+
+
+class Face:
+    """All parts of one mount. Make it in the index thread, which is the trio thread."""
+
+    def __init__(
+        self,
+        store: StoreParts,
+        settings: FaceSettings,
+        make_room: Callable[[int], Awaitable[bool]],
+        space: Callable[[], Space],
+    ) -> None:
+        clock = time.time_ns
+        self._store = store
+        self.namespace = Namespace(store.index, store.disk)
+        self._make_root(settings.owner, clock())
+        self.drafts = Drafts(self.namespace, store.staging, clock)
+        self.units = Units(self.namespace, settings.units)
+        self.quiet = Quiet(settings.settle_s, settings.settle_max_s)
+        self.lookups = Lookups()
+        self.files = Files(
+            store.disk, self.namespace, self.drafts, store.staging, store.segments, self.quiet, make_room
+        )
+        self.preimages = Preimages(
+            self.namespace, self.drafts, self.units, store.segments, settings.settle_s, self.files.is_written
+        )
+        self.files.preimages = self.preimages
+        self.mutations = Mutations(
+            self.namespace,
+            self.drafts,
+            store.staging,
+            self.files,
+            self.preimages,
+            self.units,
+            self.quiet,
+            self.lookups.is_known,
+        )
+        self._make_publisher(clock)
+        self._make_operations(space)
+
+    def open_recipes(self) -> list[RecipeId]:
+        """What is open and must stay readable, for the collector."""
+        recipes = [f.recipe.identity() for f in self.files.open_files.values() if len(f.recipe)]
+        return recipes + [recipe.identity() for recipe in self.versioned.recipes()]
+
+    async def snapshot(self, directory: int, name: bytes) -> Attributes:
+        """`mkdir DIR/.versions/NAME`: publish the unit and tag the version."""
+        tag = name.decode("utf-8", "surrogateescape")
+        check_tag(tag)
+        top = self.units.top_of(directory)
+        with trio.CancelScope(shield=True):
+            record = await self.publisher.publish_now(top, Request("snapshot"))
+            self._store.histories.tag(record.unit, record.number, tag)
+        return self.browse.version_directory(directory, record.unit, record.number)
+
+    def _make_publisher(self, clock: Callable[[], int]) -> None:
+        store = self._store
+        self.storing = Storing(
+            self.namespace, self.drafts, self.files, store.staging, store.segments, store.ingest
+        )
+        self.publisher = Publisher(
+            self.namespace,
+            self.drafts,
+            self.units,
+            self.files,
+            self.preimages,
+            self.quiet,
+            store.segments,
+            store.ingest,
+            self.storing,
+            store.histories,
+            VersionFacts(store.segments),
+            clock,
+            lambda: os.urandom(UNIT_ID_BYTES),
+        )
+        self.scheduler = Scheduler(self.namespace, self.units, self.preimages, self.publisher)
+        self.files.on_closed = self.scheduler.file_closed
+        self.mutations.on_renamed = self.scheduler.renamed
+        self.mutations.on_directory_gone = self.publisher.directory_gone
+
+    def _make_operations(self, space: Callable[[], Space]) -> None:
+        store = self._store
+        self.browse = Browse(store.segments, store.histories, self.namespace, self.units)
+        self.versioned = VersionedFiles(store.segments, self.browse, self._live_recipe)
+        attribute_changes = AttributeChanges(store.disk, self.namespace, self.drafts, self.files, self.quiet)
+        self.operations = CkptfsOperations(
+            self.namespace,
+            self.files,
+            self.mutations,
+            attribute_changes,
+            self.lookups,
+            self.browse,
+            self.versioned,
+            self,
+            space,
+        )
+
+    def _live_recipe(self, ino: int) -> Recipe | None:
+        content = self.namespace.inode(ino).content
+        return self._store.segments.read_recipe(content.base) if content.base is not None else None
+
+    def _make_root(self, owner: tuple[int, int], now_ns: int) -> None:
+        """A new store starts with an empty root directory, the daemon's user its owner."""
+        if self.namespace.find(ROOT_INO) is not None:
+            return
+        uid, gid = owner
+        root = Inode(
+            mode=0o040755,
+            uid=uid,
+            gid=gid,
+            links=((ROOT_INO, b""),),
+            atime_ns=now_ns,
+            mtime_ns=now_ns,
+            ctime_ns=now_ns,
+        )
+        change = Change()
+        change.put(Table.INODE, key_of(ROOT_INO), encode_inode(root))
+        self._store.index.apply(change)

@@ -1,0 +1,114 @@
+"""What is known of a version before it is recorded: its Merkle root, its size, is it whole?
+
+One rule: facts are computed from the stored trees, not from the live files, so they are facts of
+exactly what the version lists.
+
+Source: ARCHITECTURE §4 "Publish" and §6; the rules of completeness: store/formats/completeness.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+
+from ckptfs.store.formats import Reader
+from ckptfs.store.formats.completeness import assess
+from ckptfs.store.history import State
+from ckptfs.store.ids import RecipeId, TreeId, UnitId
+from ckptfs.store.lru import Lru
+from ckptfs.store.merkle import version_root
+from ckptfs.store.segments import Segments
+from ckptfs.store.tree import Entry
+
+_REMEMBERED_FILES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of one version: `root` over its files, their number and total length, and their state."""
+
+    root: bytes
+    files: int
+    logical_bytes: int
+    state: State
+    step: int | None
+    steps: tuple[int, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file of a version as the completeness rules look at it."""
+
+    size: int
+    recipe: RecipeId
+    segments: Segments
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for equal content."""
+        return self.recipe
+
+    def open(self) -> Reader:
+        """Random access to its bytes, verified as they are read."""
+        return self.segments.file_reader(self.segments.read_recipe(self.recipe))
+
+
+class VersionFacts:
+    """Computes facts, and remembers verdicts on files that did not change. Index thread."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._verdicts: MutableMapping[tuple[str, Hashable], object] = {}
+        self._before: dict[UnitId, dict[bytes, RecipeId]] = {}
+        self._flat: Lru[TreeId, tuple[tuple[bytes, Entry], ...]] = Lru(_REMEMBERED_FILES)
+
+    def of(self, unit: UnitId, tree: TreeId) -> Facts:
+        """The facts of a unit's tree; Corrupt if a tree cannot be read."""
+        files = self._files(tree)
+        now = {path: entry.recipe for path, entry in files if entry.recipe is not None}
+        before = self._before.get(unit)
+        changed = (
+            None if before is None else frozenset(_text(p) for p, r in now.items() if before.get(p) != r)
+        )
+        self._before[unit] = now
+        found = assess(self._views(files), changed, self._verdicts)
+        if len(self._verdicts) > _REMEMBERED_FILES:
+            self._verdicts.clear()
+        steps = sorted({c.step for c in found.checkpoints if c.step is not None and c.state == "complete"})
+        return Facts(
+            root=version_root((path, entry.root) for path, entry in files if entry.root is not None),
+            files=len(files),
+            logical_bytes=sum(entry.size for _, entry in files),
+            state=State(found.state),
+            step=found.step,
+            steps=tuple(steps),
+            missing=found.missing,
+        )
+
+    def _views(self, files: tuple[tuple[bytes, Entry], ...]) -> Mapping[str, SavedFile]:
+        return {
+            _text(path): SavedFile(entry.size, entry.recipe, self._segments)
+            for path, entry in files
+            if entry.recipe is not None
+        }
+
+    def _files(self, tree: TreeId) -> tuple[tuple[bytes, Entry], ...]:
+        """(path, entry) of every regular file below a tree."""
+        known = self._flat.get(tree)
+        if known is None:
+            known = tuple(self._walk(tree))
+            self._flat.put(tree, known, len(known) + 1)
+        return known
+
+    def _walk(self, tree: TreeId) -> Iterator[tuple[bytes, Entry]]:
+        for entry in self._segments.read_tree(tree):
+            if entry.is_file:
+                yield entry.name, entry
+            elif entry.tree is not None:
+                for path, below in self._files(entry.tree):
+                    yield entry.name + b"/" + path, below
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")

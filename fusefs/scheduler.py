@@ -1,0 +1,110 @@
+"""Which unit is published when: the loop that makes versions without anybody asking.
+
+One rule: a failed publish is logged and tried again; it never ends the loop, and never holds
+back another unit.
+
+Commit points (a directory renamed into place, a tracker file written) publish at once.
+Source: ARCHITECTURE §4 "Publish".
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import trio
+
+from ckptfs.fusefs.namespace import Namespace
+from ckptfs.fusefs.preimage import Preimages
+from ckptfs.fusefs.publish import Publisher, Request
+from ckptfs.fusefs.units import Units
+from ckptfs.store.errors import CkptfsError, NoSpace
+
+log = logging.getLogger(__name__)
+TICK_S = 0.25
+_RETRY_S = 5.0
+_TRACKERS = frozenset(
+    (
+        b"latest",
+        b"latest_checkpointed_iteration.txt",
+        b".metadata",
+        b"trainer_state.json",
+        b"commit_success.txt",
+    )
+)
+
+
+class Scheduler:
+    """Runs the publisher. Belongs to the trio thread."""
+
+    def __init__(
+        self, namespace: Namespace, units: Units, preimages: Preimages, publisher: Publisher
+    ) -> None:
+        self._namespace = namespace
+        self._units = units
+        self._preimages = preimages
+        self._publisher = publisher
+        self._wake = trio.Event()
+        self._commit_points: set[int] = set()
+        self._not_before: dict[int, float] = {}
+
+    def file_closed(self, ino: int) -> None:
+        """A written file was closed: a tracker file is a commit point."""
+        links = self._namespace.inode(ino).links
+        if links and links[0][1] in _TRACKERS:
+            self._note(links[0][0])
+
+    def renamed(self, ino: int, old_parent: int, old_name: bytes) -> None:
+        """Something was renamed: a directory, or a tracker file, is a commit point."""
+        inode = self._namespace.inode(ino)
+        if inode.is_dir:
+            self._publisher.unit_moved(ino)
+            self._note(ino)
+        elif inode.links and inode.links[0][1] in _TRACKERS:
+            self._note(inode.links[0][0])
+
+    async def run(self) -> None:
+        """Publish what is due, for ever; cancelled at shutdown."""
+        while True:
+            started = time.monotonic()
+            await self._round()
+            spent = time.monotonic() - started
+            with trio.move_on_after(max(TICK_S, 5 * spent)):
+                await self._wake.wait()
+            self._wake = trio.Event()
+
+    async def _round(self) -> None:
+        at_once, self._commit_points = self._commit_points, set()
+        changed = self._publisher.changed_dirs_by_unit()
+        for top in set(self._preimages.units_with_pins()) - changed.keys():
+            changed[top] = []
+        for top, directories in changed.items():
+            if top not in at_once and time.monotonic() < self._not_before.get(top, 0.0):
+                continue
+            due = self._publisher.due_now(directories) if top in at_once else self._publisher.due(directories)
+            if due.publish or not directories:
+                await self._publish(top, due, Request("commit-point" if top in at_once else "settled"))
+
+    async def _publish(self, top: int, due: object, request: Request) -> None:
+        try:
+            await self._publisher.publish(top, due, request)  # type: ignore[arg-type]
+            self._not_before.pop(top, None)
+        except NoSpace as e:
+            self._not_before[top] = time.monotonic() + _RETRY_S
+            log.warning("no version of %s yet: %s", self._name(top), e)
+        except (CkptfsError, OSError) as e:
+            self._not_before[top] = time.monotonic() + _RETRY_S
+            log.error("publishing %s failed, trying again: %s", self._name(top), e, exc_info=e)
+
+    def _note(self, directory: int) -> None:
+        try:
+            self._commit_points.add(self._units.top_of(directory))
+        except Exception:  # a directory that is gone again needs no version of its own
+            return
+        self._wake.set()
+
+    def _name(self, top: int) -> str:
+        inode = self._namespace.find(top)
+        if inode is None or not inode.links:
+            return f"the removed directory {top}"
+        return self._units.name_of(top).decode(errors="replace")

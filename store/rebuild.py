@@ -1,0 +1,269 @@
+"""A new index from the segments and the history, when the old one is lost or not to be trusted.
+
+One rule: nothing of the store is changed until the new index is whole; one rename puts it in
+place. Dying before it leaves the store as it was, so it may be run again as often as needed.
+
+What cannot come back: changes of the live tree since each unit's last version. Staging files that
+the lost index alone could name are kept in quarantine/.
+
+Source: FORMAT.md, "Rebuild".
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import CkptfsError
+from ckptfs.store.frames import decode_frames
+from ckptfs.store.histories import Histories
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import INDEX_PATH, Change, Index, Table
+from ckptfs.store.journal import JOURNAL_PATH
+from ckptfs.store.live_tree import LiveTree
+from ckptfs.store.recovery import BOOT_ID, keep_aside, segment_files
+from ckptfs.store.segment_files import find_bad, read_idx
+from ckptfs.store.segment_format import (
+    Location,
+    SegmentFacts,
+    SegmentIndex,
+    decode_location,
+    encode_facts,
+    encode_location,
+    segment_key,
+    segment_paths,
+)
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import Staging
+from ckptfs.store.version_check import VersionCheck
+
+NEW_PATH = "index.new"
+_ROWS_A_CHANGE = 4096
+_ROWS_A_COMMIT = 1 << 18
+
+Progress = Callable[[int, int], None]
+"""Called with (segments done, segments in all)."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What was found. `skipped` segments and `problems` of histories are told with the reason;
+    `missing` names each version that lacks chunks, and how many."""
+
+    segments: int = 0
+    chunks: int = 0
+    units: int = 0
+    versions: int = 0
+    files: int = 0
+    kept_aside: int = 0
+    skipped: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+class _NewIndex(Index):
+    """An index in a folder of its own."""
+
+    def start_behind(self, sequence: int) -> None:
+        """Number changes so that no record of the old journal is taken for one that is missing."""
+        self._sequence = max(self._sequence, sequence)
+
+
+def rebuild(disk: Disk, *, boot_id: str, now_ns: int, progress: Progress | None = None) -> Rebuilt:
+    """Make the index of a store anew; the caller holds the StoreLock. Returns what was found.
+
+    Raises NoSpace or OSError; the store is as before then. Durable when: this returned.
+    """
+    _remove_folder(disk, NEW_PATH)
+    disk.make_dir(NEW_PATH)
+    index = _NewIndex(Disk(disk.absolute(NEW_PATH)))
+    found = Rebuilt()
+    try:
+        index.start_behind(_last_sequence(disk))
+        distrusted = _add_segments(disk, index, found, progress or _silent)
+        segments = Segments(disk, index)
+        try:
+            _add_histories(disk, index, segments, found, now_ns)
+        finally:
+            segments.close()
+        found.kept_aside = _keep_staging(disk, distrusted, now_ns)
+        _put_numbers(disk, index, boot_id)
+    finally:
+        index.close()
+    _put_in_place(disk)
+    return found
+
+
+def _put_in_place(disk: Disk) -> None:
+    """The commit point: one rename. LMDB makes a missing lock file anew."""
+    disk.make_dir(INDEX_PATH)
+    if disk.exists(f"{INDEX_PATH}/lock.mdb"):
+        disk.unlink(f"{INDEX_PATH}/lock.mdb")
+    disk.rename(f"{NEW_PATH}/{INDEX_PATH}/data.mdb", f"{INDEX_PATH}/data.mdb")
+    disk.sync_dir(INDEX_PATH)
+    disk.sync_dir("")
+    if disk.exists(JOURNAL_PATH):
+        disk.unlink(JOURNAL_PATH)
+    _remove_folder(disk, NEW_PATH)
+
+
+def _last_sequence(disk: Disk) -> int:
+    if not disk.exists(JOURNAL_PATH):
+        return 0
+    return max((frame.sequence for frame in decode_frames(disk.read_file(JOURNAL_PATH))), default=0)
+
+
+# Segments
+
+
+class _Tally:
+    """Which rows of the chunk table each segment has; the segment with the highest number wins."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._change = Change()
+        self._uncommitted = 0
+        self.indexes: dict[int, SegmentIndex] = {}
+        self.payload: dict[int, int] = {}
+        self.chunks: dict[int, int] = {}
+
+    def add(self, found: SegmentIndex) -> None:
+        """Enter a segment's rows."""
+        number = found.number
+        self.indexes[number] = SegmentIndex(number, found.kind, found.created_ns, found.file_bytes, ())
+        self.payload[number] = self.chunks[number] = 0
+        for start in range(0, len(found.rows), _ROWS_A_CHANGE):
+            for row in found.rows[start : start + _ROWS_A_CHANGE]:
+                self._put(row.chunk, row.location(number))
+            self._apply()
+
+    def _put(self, chunk: ChunkId, location: Location) -> None:
+        before = self._index.get(Table.CHUNK, chunk)
+        if before is not None:
+            old = decode_location(before)
+            if old.segment == location.segment:
+                return
+            self.payload[old.segment] -= old.stored
+            self.chunks[old.segment] -= 1
+        self._change.put(Table.CHUNK, chunk, encode_location(location))
+        self.payload[location.segment] += location.stored
+        self.chunks[location.segment] += 1
+
+    def _apply(self) -> None:
+        self._uncommitted += len(self._change.operations)
+        self._index.apply(self._change)
+        self._change = Change()
+        if self._uncommitted >= _ROWS_A_COMMIT:
+            self._index.commit()
+            self._uncommitted = 0
+
+
+def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) -> set[int]:
+    """Enter every segment that can be trusted; returns the st_ino of the adopted files that cannot."""
+    numbers = sorted({number for number, path in segment_files(disk) if path.endswith(".idx")})
+    tally = _Tally(index)
+    distrusted: set[int] = set()
+    for done, number in enumerate(numbers):
+        progress(done, len(numbers))
+        try:
+            one = read_idx(disk, number)
+            reason = _distrust(disk, one)
+        except (CkptfsError, OSError) as e:
+            reason = str(e)
+        if reason is None:
+            tally.add(one)
+        else:
+            found.skipped.append(f"segment {number:016x}: {reason}")
+            seg = segment_paths(number)[0]
+            if disk.exists(seg):
+                distrusted.add(disk.stat(seg).st_ino)
+    progress(len(numbers), len(numbers))
+    change = Change()
+    for number, chunks in tally.chunks.items():
+        if chunks:
+            facts = _facts(disk, tally.indexes[number], tally.payload[number], chunks)
+            change.put(Table.SEGMENT, segment_key(number), encode_facts(facts))
+    index.apply(change)
+    found.segments, found.chunks = len(change.operations), sum(tally.chunks.values())
+    return distrusted
+
+
+def _distrust(disk: Disk, one: SegmentIndex) -> str | None:
+    """Why a segment is left out; None: it is not.
+
+    A file with a second name was being adopted: its inode may never have been committed, and a job
+    may have gone on writing to it.
+    """
+    seg = segment_paths(one.number)[0]
+    in_file = [row for row in one.rows if not row.location(0).in_idx]
+    if not in_file:
+        return None
+    facts = disk.stat(seg)
+    if facts.st_size < max(row.offset + row.stored for row in in_file):
+        return f"{seg} is shorter than its .idx says"
+    if facts.st_nlink > 1 and find_bad(disk, [(row.chunk, row.location(one.number)) for row in in_file]):
+        return "it was being adopted, and its file was written to since"
+    return None
+
+
+def _facts(disk: Disk, one: SegmentIndex, payload: int, chunks: int) -> SegmentFacts:
+    # Nothing is known of when the payloads were last right, so every dedup hit is checked.
+    seg = segment_paths(one.number)[0]
+    surplus = disk.exists(seg) and disk.allocated(seg) >= payload + 4096
+    return SegmentFacts(one.kind, one.file_bytes, payload, chunks, one.created_ns, 0, surplus)
+
+
+# History, live tree, what is left
+
+
+def _add_histories(disk: Disk, index: Index, segments: Segments, found: Rebuilt, now_ns: int) -> None:
+    histories = Histories(disk, index)
+    found.problems += [str(problem) for problem in histories.problems]
+    check = VersionCheck(segments)
+    for unit in histories.units():
+        found.units += 1
+        for record in histories.versions(unit.unit):
+            found.versions += 1
+            missing = check.missing_chunks(record.top)
+            if missing:
+                found.missing.append(f"{unit.text}@{record.number}: {missing} chunks are missing")
+    root = disk.stat("")
+    tree = LiveTree(index, segments, histories, check, now_ns)
+    tree.build((root.st_uid, root.st_gid))
+    found.files = tree.files
+    found.problems += tree.problems
+
+
+def _keep_staging(disk: Disk, distrusted: set[int], now_ns: int) -> int:
+    """Second names in quarantine/ for the staging files whose bytes no segment has.
+
+    The staging names themselves go at the next start, when recovery finds that nothing names them.
+    """
+    kept = 0
+    for number in Staging(disk, 0).numbers():
+        facts = disk.stat(f"staging/{number:016x}")
+        if facts.st_size and (facts.st_nlink == 1 or facts.st_ino in distrusted):
+            keep_aside(disk, number, "unnamed", b"", now_ns, "the index that named it was lost")
+            kept += 1
+    return kept
+
+
+def _put_numbers(disk: Disk, index: Index, boot_id: str) -> None:
+    """Numbers that were given out once are not given out again."""
+    segments = [number for number, _ in segment_files(disk)]
+    change = Change()
+    change.put(Table.META, b"next_segment", (max(segments, default=0) + 1).to_bytes(8, "big"))
+    numbers = Staging(disk, 0).numbers()
+    change.put(Table.META, b"next_staging", (max(numbers, default=0) + 1).to_bytes(8, "big"))
+    change.put(Table.META, BOOT_ID, boot_id.encode())
+    index.apply(change)
+
+
+def _remove_folder(disk: Disk, path: str) -> None:
+    shutil.rmtree(disk.absolute(path), ignore_errors=True)
+
+
+def _silent(done: int, total: int) -> None:
+    """Nobody wants to know."""

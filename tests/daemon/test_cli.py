@@ -1,0 +1,256 @@
+"""The command line against a daemon that is only a control socket: arguments, output, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from ckptfs.daemon import cli, messages, mounts, places
+from ckptfs.daemon.control import ControlServer, Report
+from ckptfs.daemon.messages import AnyRequest, Json
+from ckptfs.daemon.peer import Peer
+from ckptfs.store.errors import Conflict, NotFound, NotPermitted
+
+VERSION: Json = {
+    "number": 3,
+    "name": "v000003_20261129T160211Z",
+    "time": "2026-11-29T16:02:11.000000Z",
+    "time_ns": 1_796_000_000_000_000_000,
+    "step": 100,
+    "steps": [100],
+    "tags": ["good"],
+    "pinned": True,
+    "state": "partial",
+    "missing": ["shard 2 of 2 is absent"],
+    "origin": "settled",
+    "files": 2,
+    "logical_bytes": 10,
+    "root": "00" * 32,
+    "cid": "bafyr4i",
+}
+STATUS: Json = {
+    "version": "0.1.0",
+    "mountpoint": "/mnt/x",
+    "store": "/store",
+    "write_path": "plain",
+    "why": "because",
+    "units": [
+        {
+            "name": "run\x1b[31m",
+            "live": True,
+            "versions": 3,
+            "newest_complete": None,
+            "newest_complete_age_s": None,
+        }
+    ],
+    "stored_bytes": 1536,
+    "free_bytes": 5 << 30,
+    "ingest_pending_bytes": 0,
+}
+VERDICT: dict[str, Json] = {"number": 3, "name": "v3", "checked_bytes": 2048, "chunks": 2}
+ANSWERS: dict[type, Json] = {
+    messages.Log: [VERSION],
+    messages.Status: STATUS,
+    messages.Du: {"logical_bytes": 4096, "unique_bytes": 2048, "stored_bytes": 1024, "versions": 1},
+    messages.Unit: {"name": "a/b"},
+    messages.Gc: {"freed_bytes": 1024},
+    **dict.fromkeys(
+        (messages.Publish, messages.Tag, messages.Untag, messages.Pin, messages.Unpin, messages.Forget),
+        VERSION,
+    ),
+}
+CORRUPT: Json = {"path": "a/b", "tensor": "w", "chunk": "bafkr4i", "place": "segments/00/x.seg at byte 4096"}
+
+
+class Daemon:
+    """What the requests of one test met."""
+
+    def __init__(self, mountpoint: Path) -> None:
+        self.mountpoint = mountpoint
+        self.seen: list[AnyRequest] = []
+        self.corrupt: list[Json] = []
+        self.error: Exception | None = None
+
+    async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
+        """An answer of the right form for every request."""
+        self.seen.append(request)
+        if self.error is not None:
+            raise self.error
+        return ANSWERS.get(type(request)) or {**VERDICT, "corrupt": self.corrupt}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A control socket that answers for a mount point of which only the mount table knows."""
+    point = tmp_path / "mnt"
+    table = tmp_path / "mountinfo"
+    uid = os.geteuid()
+    table.write_text(
+        "26 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        f"40 26 0:43 / {point} rw - fuse.ckptfs /store rw,user_id={uid},group_id=0,allow_other\n"
+    )
+    monkeypatch.setattr(mounts, "_MOUNTINFO", str(table))
+    monkeypatch.setattr(places, "ROOT_FOLDER", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    places.make_socket_folder(uid)
+    found = Daemon(point)
+    server = ControlServer(places.socket_path(str(point), uid), found.answer, everybody=False)
+    ready = threading.Event()
+    scope = trio.CancelScope()
+
+    async def serve() -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(server.serve)
+                token.append(trio.lowlevel.current_trio_token())
+                ready.set()
+
+    token: list[trio.lowlevel.TrioToken] = []
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    assert ready.wait(10)
+    yield found
+    token[0].run_sync_soon(scope.cancel)
+    thread.join(10)
+
+
+def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """What a command printed on stdout (or, if it failed, its one line on stderr)."""
+    assert cli.run(arguments) == code, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    if code == 0:
+        assert err == ""
+        return out
+    assert err.count("\n") <= 1
+    return err or out
+
+
+def test_the_request_of_every_command(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(daemon.mountpoint / "run")
+    expected: list[tuple[tuple[str, ...], AnyRequest]] = [
+        (("log", run), messages.Log(path="/run")),
+        (("publish", run, "--tag", "t", "--step", "7"), messages.Publish(path="/run", tag="t", step=7)),
+        (("publish", run), messages.Publish(path="/run")),
+        (("tag", f"{run}@3", "good"), messages.Tag(path="/run@3", name="good")),
+        (("untag", run, "good"), messages.Untag(path="/run", name="good")),
+        (("pin", f"{run}@latest"), messages.Pin(path="/run@latest")),
+        (("unpin", f"{run}@latest"), messages.Unpin(path="/run@latest")),
+        (("forget", f"{run}@step:5~2"), messages.Forget(path="/run@step:5~2")),
+        (("unit", f"{run}/sub/"), messages.Unit(path="/run/sub")),
+        (("status", run), messages.Status(path="/run")),
+        (("verify", f"{run}/sub/../x@3"), messages.Verify(path="/run/x@3")),
+        (("du", str(daemon.mountpoint)), messages.Du(path="/")),
+        (("du", f"{daemon.mountpoint}@latest"), messages.Du(path="/@latest")),
+        (("gc",), messages.Gc(path="/")),
+        (("status",), messages.Status(path="/")),
+    ]
+    for arguments, request in expected:
+        for extra in ((), ("--json",)):
+            said(capsys, 0, *arguments, *extra)
+            assert daemon.seen[-1] == request, arguments
+
+
+def test_json_is_what_the_daemon_answered(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(daemon.mountpoint / "run")
+    assert json.loads(said(capsys, 0, "log", run, "--json")) == [VERSION]
+    assert json.loads(said(capsys, 0, "status", "--json")) == STATUS
+    assert json.loads(said(capsys, 0, "du", run, "--json"))["stored_bytes"] == 1024
+
+
+def test_text_for_people(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(daemon.mountpoint / "run")
+    log = said(capsys, 0, "log", run)
+    for word in ("v000003_20261129T160211Z", "partial", "100", "good", "(pinned)", "shard 2 of 2 is absent"):
+        assert word in log
+    status = said(capsys, 0, "status")
+    for word in ("plain (because)", "1.5 KiB", "5.0 GiB", "run\\x1b[31m"):
+        assert word in status
+    assert "\x1b" not in status
+    assert "4.0 KiB" in said(capsys, 0, "du", run)
+    assert "2 chunks checked, 0 corrupt" in said(capsys, 0, "verify", run)
+
+
+def test_verify_fails_when_something_is_corrupt(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.corrupt = [CORRUPT]
+    out = said(capsys, 1, "verify", str(daemon.mountpoint / "run"))
+    assert "a/b, tensor w: chunk bafkr4i at segments/00/x.seg at byte 4096" in out
+    answer = json.loads(said(capsys, 1, "verify", str(daemon.mountpoint / "run"), "--json"))
+    assert answer["corrupt"] == [CORRUPT]
+
+
+@pytest.mark.parametrize("error", [NotFound("no such\nthing"), Conflict("taken"), NotPermitted("not you")])
+def test_an_error_is_one_line_and_exit_1(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    daemon.error = error
+    line = said(capsys, 1, "log", str(daemon.mountpoint / "run"))
+    assert line == f"ckptfs: {str(error).replace(chr(10), chr(92) + 'n')}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("frobnicate",),
+        ("log",),
+        ("log", "/a", "/b"),
+        ("log", "/a", "--jsonn"),
+        ("publish", "/a", "--step", "many"),
+        ("tag", "/a@3"),
+        ("mount", "/mnt"),
+        ("mount", "/mnt", "--store", "/s", "--config", "/does/not/exist"),
+        ("rebuild",),
+    ],
+)
+def test_bad_usage_is_exit_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    assert said(capsys, 2, *arguments).startswith("ckptfs: ")
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ((), ("--help",)):
+        out = said(capsys, 0, *arguments)
+        for command in ("mount", "umount", "status", "log", "publish", "verify", "rebuild"):
+            assert command in out
+
+
+def test_no_daemon(daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "not on a ckptfs mount" in said(capsys, 1, "log", str(tmp_path))
+    os.unlink(places.socket_path(str(daemon.mountpoint), os.geteuid()))
+    line = said(capsys, 1, "log", str(daemon.mountpoint / "run"))
+    assert "no ckptfs daemon answers" in line and "--store" in line
+    assert "no store at" in said(capsys, 1, "log", "/run", "--store", str(tmp_path / "absent"))
+
+
+def test_a_mount_point_within_its_store_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    point = tmp_path / "store" / "mnt"
+    point.mkdir(parents=True)
+    assert "must not lie in each other" in said(
+        capsys, 1, "mount", str(point), "--store", str(tmp_path / "store")
+    )
+    assert "must not lie in each other" in said(
+        capsys, 1, "mount", str(tmp_path), "--store", str(tmp_path / "store")
+    )
+
+
+def test_a_mount_point_that_is_not_an_empty_directory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    store, point = str(tmp_path / "store"), tmp_path / "mnt"
+    assert "no directory" in said(capsys, 1, "mount", str(point), "--store", store)
+    point.touch()
+    assert "not a directory" in said(capsys, 1, "mount", str(point), "--store", store)
+    point.unlink()
+    (point / "full").mkdir(parents=True)
+    assert "not empty" in said(capsys, 1, "mount", str(point), "--store", store)
+    assert not (tmp_path / "store").exists()
+
+
+def test_umount_of_what_is_no_mount(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no ckptfs is mounted" in said(capsys, 1, "umount", str(tmp_path))

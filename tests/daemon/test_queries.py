@@ -1,0 +1,204 @@
+"""log, verify, du and status over a store, and the same over a bare one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from small_store import PIECE_BYTES, SmallStore, answered
+
+from ckptfs.daemon import messages
+from ckptfs.daemon.offline import OfflineStore
+from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
+from ckptfs.store.ids import cid_text
+from ckptfs.store.index import Change
+from ckptfs.store.segment_files import place_of
+from ckptfs.store.segment_format import segment_paths
+
+A, B, C = (bytes([n]) * PIECE_BYTES for n in (1, 2, 3))
+
+
+@pytest.fixture
+def history(small_store: SmallStore) -> SmallStore:
+    """run: three versions. v1 {x: AB}, v2 {x: AB, d/y: AC}, v3 {x: C, d/y: AC}; live {x: C}."""
+    small_store.make("/run", mode=0o755)
+    small_store.make("/run/x", mode=0o644, content=C)
+    small_store.publish("run", {"x": A + B})
+    small_store.publish("run", {"x": A + B, "d/y": A + C})
+    small_store.publish("run", {"x": C, "d/y": A + C})
+    return small_store
+
+
+def numbers(store: SmallStore, text: str) -> list[object]:
+    rows = store.queries.log(store.addresses.find(text))
+    assert isinstance(rows, list)
+    return [answered(row)["number"] for row in rows]
+
+
+def test_log(history: SmallStore) -> None:
+    rows = history.queries.log(history.addresses.find("/run"))
+    assert isinstance(rows, list)
+    row = answered(rows[0])
+    assert row["name"] == "v000001_20261130T005420Z" and row["time"] == "2026-11-30T00:54:20.000000Z"
+    assert {"number", "name", "time", "step", "tags", "state", "missing", "root", "cid"} <= row.keys()
+    assert str(row["cid"]).startswith("bafyr4i")
+    assert numbers(history, "/run") == [1, 2, 3]
+    assert numbers(history, "/run@2") == [2]
+
+
+def test_log_of_a_place_lists_the_versions_that_have_it(history: SmallStore) -> None:
+    assert numbers(history, "/run/d/y") == [2, 3]
+    assert numbers(history, "/run/x") == [1, 2, 3]
+    with pytest.raises(NotFound):
+        numbers(history, "/run/never")
+
+
+def test_addresses(history: SmallStore) -> None:
+    find = history.addresses.find
+    assert find("/run/x").inner == (b"x",)
+    assert find("/run@2").version == "2" and find("/run/@2").is_whole
+    assert find("/run/d@latest").inner == (b"d",)
+    history.make("/run@2", mode=0o755)
+    assert find("/run@2").version is None and find("/run@2").name == b"run@2"
+    assert find("/").name == find("/@root").name == b"@root"
+    for text in ("/absent", "/absent@3", "/absent/x", "/@"):
+        with pytest.raises(NotFound):
+            find(text)
+
+
+def test_removed_units_are_found_by_name(history: SmallStore) -> None:
+    history.publish("old/run@7", {"x": A})
+    assert numbers(history, "/old/run@7") == [1]
+    assert numbers(history, "/old/run@7@latest") == [1]
+    assert history.addresses.find("/old/run@7/x").top == 0
+    assert history.verify("/old/run@7/x")["chunks"] == 2
+
+
+def test_versions_by_all_their_names(history: SmallStore) -> None:
+    unit = history.histories.unit_named(b"run")
+    assert unit is not None
+    history.histories.tag(unit.unit, 2, "good")
+    for text, number in (("1", 1), ("good", 2), ("latest", 3), ("time:2026-11-30T00:55:30", 2)):
+        assert history.addresses.record(history.addresses.find(f"/run@{text}")).number == number
+    with pytest.raises(NotFound, match="there is no version 9"):
+        history.verify("/run@9")
+    with pytest.raises(InvalidRequest):
+        history.verify("/run@step:x")
+
+
+def test_du(history: SmallStore) -> None:
+    small = {"logical_bytes": 2 * PIECE_BYTES, "unique_bytes": 2 * PIECE_BYTES}
+    assert small.items() <= history.usage("/run@1").items()
+    # x as AB and as C, d/y as AC: five pieces in three contents, three chunks.
+    whole = history.usage("/run")
+    assert whole["logical_bytes"] == 5 * PIECE_BYTES
+    assert whole["unique_bytes"] == whole["stored_bytes"] == 3 * PIECE_BYTES
+    assert history.usage("/run/d")["logical_bytes"] == 2 * PIECE_BYTES
+    assert history.usage("/run/x@2")["logical_bytes"] == 2 * PIECE_BYTES
+    with pytest.raises(NotFound):
+        history.usage("/run/d/y@1")
+
+
+def test_verify_finds_nothing_wrong(history: SmallStore) -> None:
+    answer = history.verify("/run@2")
+    # A, B and C, two recipes, two trees.
+    assert answer["chunks"] == 7 and answer["corrupt"] == []
+    assert history.verify("/run/x@1")["chunks"] == 3
+    assert history.verify("/run")["number"] == 3
+    with pytest.raises(NotFound):
+        history.verify("/run/d@1")
+
+
+def damage(store: SmallStore, chunk: bytes) -> str:
+    """Flip a bit of a stored chunk; the place as verify names it."""
+    from ckptfs.store.hashing import chunk_id
+
+    location = store.segments.locate(chunk_id(chunk))
+    assert location is not None
+    path = Path(store.disk.absolute(segment_paths(location.segment)[location.in_idx]))
+    content = bytearray(path.read_bytes())
+    content[location.offset] ^= 1
+    path.write_bytes(content)
+    store.segments.evict(location.segment)
+    return str(place_of(location))
+
+
+def test_verify_names_file_chunk_and_place(history: SmallStore) -> None:
+    from ckptfs.store.hashing import chunk_id
+
+    place = damage(history, B)
+    expected = {"path": "x", "tensor": None, "chunk": cid_text(chunk_id(B)), "place": place}
+    assert history.verify("/run@2")["corrupt"] == [expected]
+    assert history.verify("/run@3")["corrupt"] == []
+
+
+def test_verify_names_the_tensor(small_store: SmallStore) -> None:
+    header = b'{"w":{"dtype":"U8","shape":[1992],"data_offsets":[0,1992]}}'
+    content = len(header).to_bytes(8, "little") + header + os.urandom(1992)
+    small_store.publish("run", {"d/model.safetensors": content})
+    damage(small_store, content[PIECE_BYTES : 2 * PIECE_BYTES])
+    (row,) = small_store.verify("/run")["corrupt"]  # type: ignore[misc]
+    assert answered(row)["tensor"] == "w" and answered(row)["path"] == "d/model.safetensors"
+
+
+def test_verify_goes_on_beside_a_damaged_directory(history: SmallStore) -> None:
+    from ckptfs.store.hashing import chunk_id
+
+    record = history.addresses.record(history.addresses.find("/run@2"))
+    assert record.top.tree is not None
+    folder = next(e for e in history.segments.read_tree(record.top.tree) if e.name == b"d")
+    assert folder.tree is not None
+    location = history.segments.locate(folder.tree)
+    assert location is not None
+    payload = history.segments.read(folder.tree)
+    assert chunk_id(payload) == folder.tree
+    damage(history, payload)
+    fresh = history.verify("/run@2")
+    assert [answered(row)["path"] for row in fresh["corrupt"]] == ["d"]  # type: ignore[union-attr]
+    assert fresh["chunks"] == 5  # what only the damaged directory names is out of reach
+
+
+def test_a_chunk_that_the_index_lacks_is_corrupt(history: SmallStore) -> None:
+    from ckptfs.store.hashing import chunk_id
+    from ckptfs.store.index import Table
+
+    change = Change()
+    change.delete(Table.CHUNK, chunk_id(B))
+    history.index.apply(change)
+    (row,) = history.verify("/run@1")["corrupt"]  # type: ignore[misc]
+    assert "the index does not know it" in str(answered(row)["place"])
+
+
+def test_status(history: SmallStore) -> None:
+    status = answered(history.queries.status(history.histories.units()))
+    assert {"version", "write_path", "why", "units", "stored_bytes", "free_bytes"} <= status.keys()
+    (unit,) = status["units"]  # type: ignore[misc]
+    assert answered(unit)["name"] == "run" and answered(unit)["versions"] == 3
+    assert answered(unit)["newest_complete"] == "v000003_20261130T005620Z"
+
+
+def test_a_bare_store_answers_the_same(history: SmallStore) -> None:
+    expected = history.queries.log(history.addresses.find("/run"))
+    used, verified = history.usage("/run"), history.verify("/run@2")
+    history.index.commit()
+    history.index.close()
+    with OfflineStore(history.disk) as store:
+        assert store.ask(messages.Log(path="/run")) == expected
+        assert store.ask(messages.Du(path="/run")) == used
+        assert store.ask(messages.Verify(path="/run@2")) == verified
+        status = answered(store.ask(messages.Status()))  # type: ignore[arg-type]
+        assert status["write_path"] is None and len(status["units"]) == 1  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match="needs a daemon"):
+            store.ask(messages.Publish(path="/run"))
+        with pytest.raises(NotFound):
+            store.ask(messages.Log(path="/absent"))
+    history.index.__init__(history.disk)  # type: ignore[misc]
+
+
+def test_a_store_without_an_index_says_what_to_do(small_store: SmallStore, tmp_path: Path) -> None:
+    from ckptfs.store.layout import open_store
+
+    disk = open_store(str(tmp_path / "other"), create=True)
+    with pytest.raises(NotFound, match="rebuild"):
+        OfflineStore(disk)

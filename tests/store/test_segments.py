@@ -1,0 +1,247 @@
+"""store/segments.py: what is read is what was stored, or Corrupt that says where."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from small_store import SmallStore
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt, Unsupported
+from ckptfs.store.hashing import chunk_id
+from ckptfs.store.ids import ChunkId, RecipeId
+from ckptfs.store.index import Change, Table
+from ckptfs.store.ingest import Ingested
+from ckptfs.store.recipe import Piece, Recipe
+from ckptfs.store.segment_format import Location, encode_location, segment_paths
+from ckptfs.store.verified import Pins, Verified
+
+
+class CountingDisk(Disk):
+    """Counts the reads."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.reads: list[tuple[int, int]] = []
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        self.reads.append((offset, length))
+        return super().pread(fd, length, offset)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SmallStore]:
+    one = SmallStore(tmp_path, CountingDisk(str(tmp_path)))
+    yield one
+    one.close()
+
+
+def reads(store: SmallStore) -> list[tuple[int, int]]:
+    assert isinstance(store.disk, CountingDisk)
+    return store.disk.reads
+
+
+def random_bytes(length: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(length)
+
+
+def seg_path(store: SmallStore, chunk: ChunkId) -> tuple[Path, Location]:
+    location = store.segments.locate(chunk)
+    assert location is not None
+    return store.root / segment_paths(location.segment)[location.in_idx], location
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def first_chunk(store: SmallStore, stored: Ingested, at: int = 0) -> ChunkId:
+    recipe = store.segments.read_recipe(stored.recipe)
+    chunk = recipe.piece(recipe.index_at(at)).chunk
+    assert chunk is not None
+    return chunk
+
+
+@pytest.mark.parametrize("request_bytes", [1, 4096, 100_001, 1 << 20])
+def test_any_request_reads_the_files_bytes(store: SmallStore, request_bytes: int) -> None:
+    payload = random_bytes(600_000 if request_bytes > 1 else 3000)
+    stored = store.store_bytes(payload)
+    assert store.read(stored, request_bytes) == payload
+    store.reopen()
+    assert store.read(stored, request_bytes) == payload
+
+
+def test_reads_stop_at_the_end_and_ranges_are_exact(store: SmallStore) -> None:
+    payload = random_bytes(500_000)
+    recipe = store.segments.read_recipe(store.store_bytes(payload).recipe)
+    draw = random.Random(2)
+    for _ in range(200):
+        start, length = draw.randrange(510_000), draw.randrange(300_000)
+        assert store.segments.read_file(recipe, start, length) == payload[start : start + length]
+    reader = store.segments.file_reader(recipe)
+    assert reader.size == 500_000
+    assert reader.pread(499_990, 100) == payload[499_990:]
+    assert reader.pread(-1, 5) == reader.pread(0, 0) == reader.pread(500_000, 1) == b""
+
+
+def test_verified_neighbours_are_one_read(store: SmallStore) -> None:
+    payload = random_bytes(2 << 20)
+    recipe = store.segments.read_recipe(store.store_bytes(payload).recipe)
+    reads(store).clear()
+    assert store.segments.read_file(recipe, 1000, 1 << 20) == payload[1000 : 1000 + (1 << 20)]
+    assert reads(store) == [(1000, 1 << 20)]
+
+
+def test_a_chunk_is_hashed_once_a_mount(store: SmallStore) -> None:
+    payload = random_bytes(1 << 20)
+    stored = store.store_bytes(payload)
+    store.reopen()
+    recipe = store.segments.read_recipe(stored.recipe)
+    reads(store).clear()
+    store.segments.read_file(recipe, 10, 20)
+    store.segments.read_file(recipe, 10, 20)
+    assert reads(store) == [(0, recipe.piece(0).length), (10, 20)]
+
+
+def test_holes_read_as_zeros(store: SmallStore) -> None:
+    payload = random_bytes(200_000)
+    number = store.stage((0, payload), (2 << 20, payload), size=3 << 20)
+    (stored,) = store.store(store.candidate(number)).stored
+    expected = payload + bytes((2 << 20) - len(payload)) + payload
+    expected += bytes((3 << 20) - len(expected))
+    assert store.read(stored) == expected
+    recipe = store.segments.read_recipe(stored.recipe)
+    assert recipe.data_bytes() < len(payload) * 2 + 20_000
+    assert stored.blocks * 512 < len(payload) * 2 + 20_000
+
+
+@pytest.mark.parametrize("length", [1000, 900_000])
+def test_a_flipped_bit_is_corrupt_after_a_remount(store: SmallStore, length: int) -> None:
+    payload = random_bytes(length)
+    stored = store.store_bytes(payload)
+    path, location = seg_path(store, first_chunk(store, stored))
+    flip(path, location.offset + 5)
+    store.reopen()
+    recipe = store.segments.read_recipe(stored.recipe)
+    for _ in range(2):
+        with pytest.raises(Corrupt) as caught:
+            store.segments.read_file(recipe, 0, 10)
+    error = caught.value
+    assert error.place is not None
+    assert (error.place.file, error.place.offset) == (str(path.relative_to(store.root)), location.offset)
+    assert error.expected == first_chunk(store, stored)
+    assert error.got == chunk_id(bytes([*payload[:5], payload[5] ^ 1, *payload[6 : location.length]]))
+    assert store.segments.corruptions[-1] == (error.expected, error.place)
+    if length > 500_000:
+        assert store.segments.read_file(recipe, length - 5, 5) == payload[-5:]
+
+
+def test_check_finds_what_went_bad_during_the_mount(store: SmallStore) -> None:
+    stored = store.store_bytes(random_bytes(300_000))
+    chunk = first_chunk(store, stored)
+    store.segments.check(chunk)
+    path, location = seg_path(store, chunk)
+    flip(path, location.offset)
+    with pytest.raises(Corrupt):
+        store.segments.check(chunk)
+    with pytest.raises(Corrupt):
+        store.read(stored)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "removed"])
+def test_a_damaged_segment_file_is_corrupt(store: SmallStore, damage: str) -> None:
+    stored = store.store_bytes(random_bytes(300_000))
+    path, _ = seg_path(store, first_chunk(store, stored))
+    store.reopen()
+    if damage == "removed":
+        path.unlink()
+    else:
+        with path.open("r+b") as file:
+            file.truncate(100)
+    with pytest.raises(Corrupt) as caught:
+        store.read(stored)
+    assert caught.value.place is not None and caught.value.place.file == str(path.relative_to(store.root))
+
+
+def test_a_missing_chunk_and_a_wrong_length_are_corrupt(store: SmallStore) -> None:
+    stored = store.store_bytes(random_bytes(1000))
+    chunk = first_chunk(store, stored)
+    with pytest.raises(Corrupt, match="not in the index"):
+        store.segments.read_file(Recipe([Piece(10, ChunkId(b"\7" * 32))]), 0, 10)
+    with pytest.raises(Corrupt, match="differ in length"):
+        store.segments.read_file(Recipe([Piece(999, chunk)]), 0, 10)
+    with pytest.raises(Corrupt):
+        store.segments.read_recipe(RecipeId(chunk))
+
+
+def test_an_unknown_codec_is_refused(store: SmallStore) -> None:
+    chunk = first_chunk(store, store.store_bytes(random_bytes(1000)))
+    _, location = seg_path(store, chunk)
+    change = Change()
+    later = Location(location.segment, location.offset, 1000, 1000, 9, 0)
+    change.put(Table.CHUNK, chunk, encode_location(later))
+    store.index.apply(change)
+    with pytest.raises(Unsupported):
+        store.segments.read(chunk)
+
+
+def test_parts_of_a_chunk(store: SmallStore) -> None:
+    payload = random_bytes(1000)
+    chunk = first_chunk(store, store.store_bytes(payload))
+    for remount in (False, True):
+        if remount:
+            store.reopen()
+        assert store.segments.read(chunk, 10, 20) == payload[10:30]
+        assert store.segments.read(chunk, 990) == payload[990:]
+        assert store.segments.read(chunk, 1000, 5) == b""
+
+
+def test_many_segments_do_not_keep_their_descriptors(store: SmallStore) -> None:
+    stored = [store.store_bytes(random_bytes(50, seed)) for seed in range(300)]
+    assert all(store.read(one) == random_bytes(50, seed) for seed, one in enumerate(stored))
+    open_files = {Path(f"/proc/self/fd/{fd}") for fd in range(3000)}
+    root = str(store.root / "segments")
+    assert sum(path.exists() and str(path.resolve()).startswith(root) for path in open_files) <= 256
+
+
+def test_verified_is_per_place() -> None:
+    verified = Verified()
+    verified.add(Location(1, 100, 5, 5))
+    assert Location(1, 100, 5, 5) in verified
+    assert Location(1, 100, 5, 5, flags=1) not in verified
+    assert Location(2, 100, 5, 5) not in verified
+    verified.add_segment(2)
+    assert Location(2, 1, 5, 5) in verified
+    verified.remove_segment(2)
+    verified.remove_segment(1)
+    assert Location(2, 1, 5, 5) not in verified and Location(1, 100, 5, 5) not in verified
+
+
+def test_pins_hold_until_the_block_ends() -> None:
+    pins, one, two = Pins(), ChunkId(b"1" * 32), ChunkId(b"2" * 32)
+    with pins.hold([one]) as first, pins.hold([one]):
+        first.add(two)
+        assert one in pins and two in pins
+    assert one not in pins and two not in pins
+
+
+def test_trees_are_read_through_the_same_check(store: SmallStore) -> None:
+    from ckptfs.store.ids import TreeId
+    from ckptfs.store.tree import Entry, encode_tree
+
+    entry = Entry(name=b"a", mode=0o120777, uid=0, gid=0, mtime_ns=1, ctime_ns=2, target=b"b")
+    encoded = encode_tree([entry])
+    identity = TreeId(chunk_id(encoded))
+    trio.run(store.ingest.store_objects, [(identity, encoded)])
+    assert store.segments.read_tree(identity) == (entry,)
+    assert store.segments.read_tree(identity) is store.segments.read_tree(identity)
+    with pytest.raises(Corrupt):
+        store.segments.read_tree(TreeId(ChunkId(b"\1" * 32)))
