@@ -72,7 +72,7 @@ class Addresses:
     def record(self, address: Address, default: str = LATEST) -> VersionRecord:
         """The version that an address names; NotFound or InvalidRequest say what there is instead."""
         tags = {} if address.unit is None else self._histories.tags(address.unit.unit)
-        return resolve(address.version or default, self.versions(address), tags)
+        return resolve(default if address.version is None else address.version, self.versions(address), tags)
 
     def parts_of(self, text: str) -> tuple[bytes, ...]:
         """The names along a path; `@root` stands for the root, unless something has that name."""

@@ -6,11 +6,11 @@ finds the store free.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from ckptfs.daemon.cli_output import AsJson, print_json, progress_shown, say
+from ckptfs.daemon.cli_output import AsJson, Failed, print_json, progress_shown, say
 
 
 def register(app: typer.Typer) -> None:
@@ -56,6 +56,15 @@ def rebuild(
     """Make a store's index anew from its segments and its history."""
     from ckptfs.daemon.offline import rebuild_store
 
-    with progress_shown("rebuild") as on_progress:
+    with progress_shown("rebuild", "segments") as on_progress:
         answer = rebuild_store(store, on_progress)
-    print_json(answer) if as_json else say(f"{store}: {answer['units']} units, {answer['versions']} versions")
+    missing = cast("list[str]", answer["missing"])
+    if as_json:
+        print_json(answer)
+    else:
+        for note in (*missing, *cast("list[str]", answer["skipped"]), *cast("list[str]", answer["problems"])):
+            say(f"note: {note}")
+        counts = (f"{answer[key]} {key}" for key in ("segments", "units", "versions", "files"))
+        say(f"the index of {store} is made anew: {', '.join(counts)}")
+    if missing:
+        raise Failed(1)

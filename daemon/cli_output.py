@@ -106,7 +106,7 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 @contextmanager
-def progress_shown(what: str) -> Iterator[Callable[[Progress], None] | None]:
+def progress_shown(what: str, unit: str = "bytes") -> Iterator[Callable[[Progress], None] | None]:
     """A progress bar on stderr while the block runs, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -117,7 +117,9 @@ def progress_shown(what: str) -> Iterator[Callable[[Progress], None] | None]:
     columns = (
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(binary_units=True),
+        rich_progress.DownloadColumn(binary_units=True)
+        if unit == "bytes"
+        else rich_progress.TextColumn(f"{{task.completed}} {unit}"),
     )
     with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)

@@ -52,16 +52,13 @@ def check_fuse() -> None:
         raise Unsupported(
             f"there is no {DEVICE}: `modprobe fuse`, or start the container with --device {DEVICE}"
         )
-    if os.geteuid() != 0:
-        if shutil.which(_FUSERMOUNT) is None:
-            raise Unsupported(f"mounting without root needs {_FUSERMOUNT}: install the package fuse3")
-        return
+    if os.geteuid() != 0 and shutil.which(_FUSERMOUNT) is None:
+        raise Unsupported(f"mounting without root needs {_FUSERMOUNT}: install the package fuse3")
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except OSError as e:
-        raise Unsupported(
-            f"cannot open {DEVICE} ({e.strerror}); a container needs --device {DEVICE} --cap-add SYS_ADMIN"
-        ) from None
+        how = f"a container needs --device {DEVICE} --cap-add SYS_ADMIN; without root it must be mode 0666"
+        raise Unsupported(f"cannot open {DEVICE} ({e.strerror}): {how}") from None
 
 
 def may_allow_other() -> bool:

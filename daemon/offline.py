@@ -6,20 +6,27 @@ daemon is refused with the way to do it.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import cast
 
+import msgspec
 import trio
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
+from ckptfs.daemon.open_store import boot_id
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import INDEX_PATH, Index
+from ckptfs.store.layout import Holder, StoreLock, open_store
+from ckptfs.store.rebuild import rebuild
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import STAGING_PATH
 
@@ -93,6 +100,20 @@ def _ignore(progress: Progress) -> None:
     """Nobody wants to know."""
 
 
-def rebuild_store(path: str, on_progress: Callable[[Progress], None] | None) -> Json:
-    """Make the index of the store at `path` anew."""
-    raise NotImplementedError
+def rebuild_store(path: str, on_progress: Callable[[Progress], None] | None) -> dict[str, Json]:
+    """Make the index of the store at `path` anew; what was found. Conflict if a daemon has the store.
+
+    Durable when: this returned. It may be killed at any moment and run again.
+    """
+
+    def tell(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress(done=done, total=total))
+
+    disk = open_store(path)
+    lock = StoreLock(disk, Holder(os.getpid()))
+    try:
+        found = rebuild(disk, boot_id=boot_id(), now_ns=time.time_ns(), progress=tell)
+    finally:
+        lock.release()
+    return cast("dict[str, Json]", msgspec.to_builtins(found))

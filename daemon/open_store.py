@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.histories import Histories
+from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.layout import Holder, StoreLock, open_store
 from ckptfs.store.marking import WatchedIndex
@@ -25,6 +26,8 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
 log = logging.getLogger(__name__)
+_NUMBERS_A_RUN = 1 << 32
+_NEXT_STAGING = b"next_staging"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -58,14 +61,22 @@ def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]
             log.error("a history is damaged: %s", problem)
         segments = Segments(disk, index)
         stack.callback(segments.close)
-        staging = Staging(disk, 1)
-        report = recover(
-            disk, index, staging, segments.read_recipe, boot_id=_boot_id(), now_ns=time.time_ns()
-        )
+        staging = Staging(disk, _first_staging_number(index))
+        report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
         log.info("recovery: %s", report)
         yield OpenStore(disk, index, staging, segments, Ingest(disk, index, segments, staging), histories)
 
 
-def _boot_id() -> str:
+def _first_staging_number(index: Index) -> int:
+    """The first number of this run: each run has 2^32 of its own, so that none is ever used again."""
+    first = int.from_bytes(index.get(Table.META, _NEXT_STAGING) or b"\1", "big")
+    change = Change()
+    change.put(Table.META, _NEXT_STAGING, (first + _NUMBERS_A_RUN).to_bytes(8, "big"))
+    index.apply(change, sync=True)
+    return first
+
+
+def boot_id() -> str:
+    """What tells one run of the machine from the next."""
     with open(_BOOT_ID, encoding="ascii") as file:
         return file.read().strip()

@@ -109,7 +109,8 @@ class Queries:
         """What a version takes, or, if none is named, all versions and the live tree together."""
         count = UsageCount(self._disk, self._namespace, self._segments)
         path = b"/".join(address.inner)
-        records = [self._addresses.record(address)] if address.version else self._addresses.versions(address)
+        named = address.version is not None
+        records = [self._addresses.record(address)] if named else self._addresses.versions(address)
         found = False
         for record in records:
             way = way_into(self._segments, record.top, address.inner)

@@ -79,7 +79,7 @@ class Service:
                 self._rights.require_place(caller, address, self._addresses.record(address))
                 result = await self._queries.verify(address, report)
             case messages.Du():
-                record = self._addresses.record(address) if address.version else None
+                record = self._addresses.record(address) if address.version is not None else None
                 self._rights.require_place(caller, address, record)
                 result = await self._queries.usage(address)
             case messages.Unit():

@@ -323,7 +323,9 @@ class Browse:
 
         The kernel takes a few rows at a time and asks again, so what it left of a page is kept.
         """
-        kept = self._page[1] if self._page is not None and self._page[0] == place else []
+        kept: list[tuple[Row, Node]] = []
+        if self._page is not None and self._page[0] == place:
+            place, kept = self._page
         page = [both for both in kept if both[0][0] > after] if kept and kept[0][0][0] <= after + 1 else []
         if not page:
             page = self._make_page(place, after, limit)

@@ -62,9 +62,7 @@ class ChunkTable:
         self._unverified_hits = 0
         self._bad: set[ChunkId] = set()
 
-    async def unknown(
-        self, fresh: Sequence[Fresh], held: set[ChunkId], seen: set[ChunkId]
-    ) -> list[Fresh]:
+    async def unknown(self, fresh: Sequence[Fresh], held: set[ChunkId], seen: set[ChunkId]) -> list[Fresh]:
         """Those of `fresh` that have to be stored, each once; they are added to `seen`.
 
         `seen` is what the caller has in hand and not committed yet. All ids are added to `held`,
@@ -148,9 +146,7 @@ class ChunkTable:
         self._unverified_hits += 1
         return self._unverified_hits % CHECK_ONE_IN == 1
 
-    async def _bad_of(
-        self, checks: list[tuple[Fresh, Location]], seen: set[ChunkId]
-    ) -> list[Fresh]:
+    async def _bad_of(self, checks: list[tuple[Fresh, Location]], seen: set[ChunkId]) -> list[Fresh]:
         """Hash the stored chunks; returns, each once, the fresh ones that heal a bad one."""
         suspects = {one.chunk: location for one, location in checks}
         bad = await trio.to_thread.run_sync(find_bad, self._disk, list(suspects.items()))

@@ -129,10 +129,10 @@ class Cutter:
     def _fixed(self, at: int, end: int) -> Iterator[None]:
         source = self._source
         while at < end:
+            at += self._reuse(at, end, is_fixed=True)
+            if at == end:
+                return
             length = min(CHUNK_BYTES, end - at)
-            if self._reuse(at, at + length, length):
-                at += length
-                continue
             zeros = min(source.zero_until(at), end)
             if zeros - at >= length:
                 hole = zeros - at if zeros == end else (zeros - at) // CHUNK_BYTES * CHUNK_BYTES
@@ -151,8 +151,10 @@ class Cutter:
         """How far a window reaches in which every piece has to be read."""
         while at < end and at < limit:
             length = min(CHUNK_BYTES, end - at)
-            reusable = self._source.reusable(at, at + length) == length
-            if reusable or self._source.zero_until(at) >= at + length:
+            piece = next(self._source.unchanged(at, end), None)
+            if piece is not None and piece.length == length:
+                break
+            if self._source.zero_until(at) >= at + length:
                 break
             at += length
         return min(at, end)
@@ -160,15 +162,14 @@ class Cutter:
     def _content(self, at: int, end: int) -> Iterator[None]:
         source = self._source
         while at < end:
+            at += self._reuse(at, end, is_fixed=False)
             zeros = min(source.zero_until(at), end)
             if zeros - at >= HOLE_BYTES:
                 self.pieces.add_hole(zeros - at)
                 at = zeros
-            elif reused := self._reuse(at, end):
-                at += reused
-            else:
+            elif at < end:
                 want = min(end, at + self._content_window(at))
-                stop = source.next_hole(at, want, HOLE_BYTES)
+                stop = source.next_hole(at, want, HOLE_BYTES, end)
                 yield from self._pause_for(stop - at)
                 at += self._cut_window(at, stop, stop < want or stop == end, end)
 
@@ -192,22 +193,22 @@ class Cutter:
                 break
             self._hash(window[done : done + length], at + done)
             done += length
-            if self._source.reusable(at + done, end):
+            if next(self._source.unchanged(at + done, end), None) is not None:
                 break
         self._slab.give_back(stop - at - done)
         assert done, "a window of two maximal chunks holds a final cut"
         return done
 
-    def _reuse(self, at: int, end: int, exactly: int = 0) -> int:
-        """Take over the base's piece at `at`, if there is one; returns its length."""
-        length = self._source.reusable(at, end)
-        if not length or (exactly and length != exactly):
-            return 0
-        assert self._source.recipe is not None
-        piece = self._source.recipe.piece(self._source.recipe.index_at(at))
-        assert piece.chunk is not None
-        self.pieces.add(length, piece.chunk)
-        return length
+    def _reuse(self, at: int, end: int, *, is_fixed: bool) -> int:
+        """Take over the base's pieces from `at` on; returns how many bytes they are."""
+        done = 0
+        for piece in self._source.unchanged(at, end):
+            if is_fixed and piece.length != min(CHUNK_BYTES, end - at - done):
+                break
+            assert piece.chunk is not None, "an unchanged piece is data"
+            self.pieces.add(piece.length, piece.chunk)
+            done += piece.length
+        return done
 
     def _hash(self, payload: memoryview, offset: int) -> None:
         chunk = chunk_id(payload)

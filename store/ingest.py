@@ -58,9 +58,7 @@ class Ingest:
         self._one_batch = trio.Lock()
         self._one_growing = trio.Lock()
 
-    async def store_files(
-        self, candidates: Sequence[Candidate], commit: CommitFiles
-    ) -> IngestReport:
+    async def store_files(self, candidates: Sequence[Candidate], commit: CommitFiles) -> IngestReport:
         """Store closed staging files; `commit` is called in this thread once per commit.
 
         Durable when: a file is in the report's `stored`, and `commit` saw it. Its staging file is
@@ -68,9 +66,7 @@ class Ingest:
         stand, of the rest nothing is visible.
         """
         async with self._one_batch:
-            batch = Batch(
-                self._disk, self._segments, self._staging, self._committer, commit, self._broken
-            )
+            batch = Batch(self._disk, self._segments, self._staging, self._committer, commit, self._broken)
             await batch.run(candidates)
         return batch.report
 

@@ -28,7 +28,7 @@ from ckptfs.store.staging import Staging, staging_path
 
 SMALL_FILE_BYTES = 128 * 1024
 PACK_BYTES = 64 << 20
-PACK_FILES = 4096
+PACK_FILES = 2048
 SLAB_BYTES = 8 << 20
 _ADOPT_STEP_BYTES = 16 << 20
 _FILES_PER_STEP = 256

@@ -20,6 +20,7 @@ from ckptfs.store.cutting import Cutter, Fresh, Pieces, Slab
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Unavailable
 from ckptfs.store.formats import Reader, parse
+from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.merkle import file_root
 from ckptfs.store.recipe import Recipe
@@ -183,7 +184,7 @@ class Job:
             raise Unavailable("the file was changed while it was read")
         recipe = pieces.recipe()
         encoded = recipe.encode()
-        identity = recipe.identity()
+        identity = RecipeId(chunk_id(encoded))
         root = file_root(recipe.root_leaves())
         blocks = -(-pieces.data_bytes // 4096) * 8
         self.data_bytes = pieces.data_bytes
@@ -237,9 +238,7 @@ class GrowingJob(Job):
             self._source = Source(self._read_own, size, own)
             return
         changed = Ranges([(self._clean_below, size)])
-        self._source = overlay(
-            self._segments, self._read_own, size, own, self._recipe, limit, changed
-        )
+        self._source = overlay(self._segments, self._read_own, size, own, self._recipe, limit, changed)
 
     def _unchanged(self) -> bool:
         return True
@@ -273,9 +272,7 @@ def overlay(
 ) -> Source:
     """A source with a stored base, whose bytes are read in the index thread."""
     base = DistantReader(segments.file_reader(recipe))
-    return Source(
-        read_own, size, own, recipe=recipe, base=base, base_limit=base_limit, changed=changed
-    )
+    return Source(read_own, size, own, recipe=recipe, base=base, base_limit=base_limit, changed=changed)
 
 
 def ask(function: Callable[[*A], R], *arguments: *A) -> R:

@@ -23,7 +23,7 @@ from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import INDEX_PATH, Change, Index, Table
 from ckptfs.store.journal import JOURNAL_PATH
 from ckptfs.store.live_tree import LiveTree
-from ckptfs.store.recovery import BOOT_ID, keep_aside, segment_files
+from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, keep_aside, segment_files
 from ckptfs.store.segment_files import find_bad, read_idx
 from ckptfs.store.segment_format import (
     Location,
@@ -39,7 +39,6 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 from ckptfs.store.version_check import VersionCheck
 
-NEW_PATH = "index.new"
 _ROWS_A_CHANGE = 4096
 _ROWS_A_COMMIT = 1 << 18
 
@@ -76,19 +75,19 @@ def rebuild(disk: Disk, *, boot_id: str, now_ns: int, progress: Progress | None 
 
     Raises NoSpace or OSError; the store is as before then. Durable when: this returned.
     """
-    _remove_folder(disk, NEW_PATH)
-    disk.make_dir(NEW_PATH)
-    index = _NewIndex(Disk(disk.absolute(NEW_PATH)))
+    _remove_folder(disk, NEW_INDEX_PATH)
+    disk.make_dir(NEW_INDEX_PATH)
+    index = _NewIndex(Disk(disk.absolute(NEW_INDEX_PATH)))
     found = Rebuilt()
     try:
         index.start_behind(_last_sequence(disk))
-        distrusted = _add_segments(disk, index, found, progress or _silent)
+        trusted = _add_segments(disk, index, found, progress or _silent)
         segments = Segments(disk, index)
         try:
             _add_histories(disk, index, segments, found, now_ns)
         finally:
             segments.close()
-        found.kept_aside = _keep_staging(disk, distrusted, now_ns)
+        found.kept_aside = _keep_staging(disk, trusted, now_ns)
         _put_numbers(disk, index, boot_id)
     finally:
         index.close()
@@ -101,12 +100,12 @@ def _put_in_place(disk: Disk) -> None:
     disk.make_dir(INDEX_PATH)
     if disk.exists(f"{INDEX_PATH}/lock.mdb"):
         disk.unlink(f"{INDEX_PATH}/lock.mdb")
-    disk.rename(f"{NEW_PATH}/{INDEX_PATH}/data.mdb", f"{INDEX_PATH}/data.mdb")
+    disk.rename(f"{NEW_INDEX_PATH}/{INDEX_PATH}/data.mdb", f"{INDEX_PATH}/data.mdb")
     disk.sync_dir(INDEX_PATH)
     disk.sync_dir("")
     if disk.exists(JOURNAL_PATH):
         disk.unlink(JOURNAL_PATH)
-    _remove_folder(disk, NEW_PATH)
+    _remove_folder(disk, NEW_INDEX_PATH)
 
 
 def _last_sequence(disk: Disk) -> int:
@@ -161,10 +160,10 @@ class _Tally:
 
 
 def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) -> set[int]:
-    """Enter every segment that can be trusted; returns the st_ino of the adopted files that cannot."""
+    """Enter every segment that can be trusted; returns the st_ino of their payload files."""
     numbers = sorted({number for number, path in segment_files(disk) if path.endswith(".idx")})
     tally = _Tally(index)
-    distrusted: set[int] = set()
+    trusted: set[int] = set()
     for done, number in enumerate(numbers):
         progress(done, len(numbers))
         try:
@@ -172,13 +171,12 @@ def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) 
             reason = _distrust(disk, one)
         except (CkptfsError, OSError) as e:
             reason = str(e)
-        if reason is None:
-            tally.add(one)
-        else:
+        if reason is not None:
             found.skipped.append(f"segment {number:016x}: {reason}")
-            seg = segment_paths(number)[0]
-            if disk.exists(seg):
-                distrusted.add(disk.stat(seg).st_ino)
+            continue
+        tally.add(one)
+        if disk.exists(segment_paths(number)[0]):
+            trusted.add(disk.stat(segment_paths(number)[0]).st_ino)
     progress(len(numbers), len(numbers))
     change = Change()
     for number, chunks in tally.chunks.items():
@@ -187,7 +185,7 @@ def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) 
             change.put(Table.SEGMENT, segment_key(number), encode_facts(facts))
     index.apply(change)
     found.segments, found.chunks = len(change.operations), sum(tally.chunks.values())
-    return distrusted
+    return trusted
 
 
 def _distrust(disk: Disk, one: SegmentIndex) -> str | None:
@@ -226,9 +224,9 @@ def _add_histories(disk: Disk, index: Index, segments: Segments, found: Rebuilt,
         found.units += 1
         for record in histories.versions(unit.unit):
             found.versions += 1
-            missing = check.missing_chunks(record.top)
-            if missing:
-                found.missing.append(f"{unit.text}@{record.number}: {missing} chunks are missing")
+            lack = check.lack(record.top)
+            if lack.chunks:
+                found.missing.append(f"{unit.text}@{record.number}: {lack.chunks} chunks are missing")
     root = disk.stat("")
     tree = LiveTree(index, segments, histories, check, now_ns)
     tree.build((root.st_uid, root.st_gid))
@@ -236,7 +234,7 @@ def _add_histories(disk: Disk, index: Index, segments: Segments, found: Rebuilt,
     found.problems += tree.problems
 
 
-def _keep_staging(disk: Disk, distrusted: set[int], now_ns: int) -> int:
+def _keep_staging(disk: Disk, trusted: set[int], now_ns: int) -> int:
     """Second names in quarantine/ for the staging files whose bytes no segment has.
 
     The staging names themselves go at the next start, when recovery finds that nothing names them.
@@ -244,7 +242,7 @@ def _keep_staging(disk: Disk, distrusted: set[int], now_ns: int) -> int:
     kept = 0
     for number in Staging(disk, 0).numbers():
         facts = disk.stat(f"staging/{number:016x}")
-        if facts.st_size and (facts.st_nlink == 1 or facts.st_ino in distrusted):
+        if facts.st_size and facts.st_ino not in trusted:
             keep_aside(disk, number, "unnamed", b"", now_ns, "the index that named it was lost")
             kept += 1
     return kept

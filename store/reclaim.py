@@ -46,6 +46,7 @@ class Reclaim:
         self._index = index
         self._segments = segments
         self._can_punch: bool | None = None
+        self._one_at_a_time = trio.Lock()
         self.due: set[int] = set()
         self.dead: dict[int, set[ChunkId]] = {}
         for key, facts in index.scan(Table.SEGMENT):
@@ -83,19 +84,21 @@ class Reclaim:
     async def execute(self) -> int:
         """Remove what is dead and punch what is due, as far as leases allow; returns the bytes
         given back. What was refused stays for the next call. Raises NoSpace or OSError."""
-        freed = 0
-        for segment in list(self.dead):
-            dead = self.dead.pop(segment)
-            try:
-                freed += await self.remove_chunks(segment, dead)
-            except BaseException:
-                self.dead.setdefault(segment, set()).update(dead)
-                raise
-        for segment in list(self.due):
-            freed += await self._punch(segment)
-        return freed
+        # Two at once would break each other's leases.
+        async with self._one_at_a_time:
+            freed = 0
+            for segment in list(self.dead):
+                dead = self.dead.pop(segment)
+                try:
+                    freed += await self._remove_chunks(segment, dead)
+                except BaseException:
+                    self.dead.setdefault(segment, set()).update(dead)
+                    raise
+            for segment in list(self.due):
+                freed += await self._punch(segment)
+            return freed
 
-    async def remove_chunks(self, segment: int, dead: set[ChunkId]) -> int:
+    async def _remove_chunks(self, segment: int, dead: set[ChunkId]) -> int:
         """Drop chunks whose removal from the index is committed; returns the bytes given back.
 
         The `.idx` is rewritten without them, then their ranges are punched; a segment of which

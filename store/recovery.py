@@ -15,6 +15,7 @@ Source: FORMAT.md, "Recovery".
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
@@ -32,6 +33,7 @@ from ckptfs.store.segment_format import SEGMENTS_PATH, segment_key, segment_numb
 from ckptfs.store.staging import Staging, staging_path
 
 QUARANTINE_PATH = "quarantine"
+NEW_INDEX_PATH = "index.new"
 BOOT_ID = b"boot_id"
 _SLICE_ROWS = 4096
 _SYNCED_BYTES_LOST = "staging file is gone"
@@ -278,4 +280,6 @@ def _remove_temporaries(disk: Disk) -> int:
     left = [name for name in names if name.endswith(".tmp")]
     for name in left:
         disk.unlink(name)
+    # What a rebuild that was killed had made; it begins anew.
+    shutil.rmtree(disk.absolute(NEW_INDEX_PATH), ignore_errors=True)
     return len(left)

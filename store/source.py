@@ -9,11 +9,11 @@ Source: FORMAT.md, "Live tree" (overlays).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from ckptfs.store.errors import Unavailable
-from ckptfs.store.recipe import Recipe
+from ckptfs.store.recipe import Piece, Recipe
 
 BLOCK_BYTES = 4096
 
@@ -39,11 +39,6 @@ class Ranges:
         """The first range that ends behind `offset`."""
         at = bisect_right(self._ends, offset)
         return (self._starts[at], self._ends[at]) if at < len(self._ends) else None
-
-    def touch(self, start: int, end: int) -> bool:
-        """Whether any byte of [start, end) is in a range."""
-        at = bisect_right(self._ends, start)
-        return at < len(self._ends) and self._starts[at] < end
 
     def joined(self, spans: Iterable[tuple[int, int]]) -> Ranges:
         """These ranges and `spans` together."""
@@ -125,20 +120,25 @@ class Source:
         self.read_into(memoryview(part), offset)
         return bytes(part)
 
-    def reusable(self, at: int, end: int) -> int:
-        """The length of the base's data piece that begins at `at`, lies below `end` and is
-        unchanged; 0 if there is none, or if the end of the base cut it short."""
+    def unchanged(self, at: int, end: int) -> Iterator[Piece]:
+        """The base's data pieces from `at` on that lie below `end` and that nothing touched.
+
+        None if no piece begins at `at`. A piece that only the base's end cut short is left out.
+        """
         recipe = self.recipe
-        if recipe is None or at >= recipe.size:
-            return 0
+        if recipe is None or at >= min(recipe.size, end):
+            return
         index = recipe.index_at(at)
-        stop = recipe.start(index + 1)
-        if recipe.start(index) != at or stop > end or self.changed.touch(at, stop):
-            return 0
-        if stop == recipe.size and stop < end:
-            return 0
-        piece = recipe.piece(index)
-        return piece.length if piece.chunk is not None else 0
+        if recipe.start(index) != at:
+            return
+        changed = self.changed.next_at(at)
+        limit = min(end, changed[0]) if changed is not None else end
+        for one in range(index, len(recipe)):
+            stop = recipe.start(one + 1)
+            piece = recipe.piece(one)
+            if stop > limit or piece.chunk is None or (stop == recipe.size and stop < end):
+                return
+            yield piece
 
     def zero_until(self, at: int) -> int:
         """Where the zeros end that begin at `at` and are nowhere allocated; `at` if none do."""
@@ -155,14 +155,15 @@ class Source:
             at = min(self.recipe.start(index + 1), self._base_limit)
         return min(at, limit)
 
-    def next_hole(self, at: int, end: int, least: int) -> int:
-        """The first offset in [at, end) from which at least `least` zeros follow, or `end`."""
+    def next_hole(self, at: int, end: int, least: int, region_end: int) -> int:
+        """The first offset in [at, end) from which at least `least` zeros follow that are below
+        `region_end`, or `end`."""
         while at < end and not self._dense:
             found = self.own.next_at(at)
             if found is not None and found[0] <= at:
                 at = found[1]
                 continue
-            zeros = self.zero_until(at)
+            zeros = min(self.zero_until(at), region_end)
             if zeros - at >= least:
                 return at
             at = zeros if zeros > at else self._base_piece_end(at)

@@ -5,6 +5,10 @@ The one rule: what it knows of a file's bytes comes from the test, never from th
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -107,3 +111,53 @@ class SmallStore:
 def keep_all(change: Change, stored: list[Ingested]) -> list[object]:
     """A commit callback to which nothing has changed meanwhile."""
     return []
+
+
+class CountingDisk(Disk):
+    """Counts the bytes that are read and written."""
+
+    bytes_read = 0
+    bytes_written = 0
+
+    def pread(self, fd: int, length: int, offset: int) -> bytes:
+        found = super().pread(fd, length, offset)
+        self.bytes_read += len(found)
+        return found
+
+    def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
+        n = super().read_into(fd, buffer, offset)
+        self.bytes_read += n
+        return n
+
+    def pwrite(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
+        self.bytes_written += len(payload)
+        return super().pwrite(fd, payload, offset)
+
+
+def memory_or(path: Path) -> Path:
+    """A fresh folder in memory, where there is one."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(path)
+    return Path(tempfile.mkdtemp(prefix="ckptfs-test-", dir=parent))
+
+
+def random_bytes(length: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(length)
+
+
+def safetensors(tensors: dict[str, bytes]) -> bytes:
+    """A safetensors file of F32 vectors."""
+    header, at = {}, 0
+    for name, payload in tensors.items():
+        shape = [len(payload) // 4]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(payload)]}
+        at += len(payload)
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded + b"".join(tensors.values())
+
+
+def segment_of(store: SmallStore, stored: Ingested) -> int:
+    """The segment of the file's first chunk."""
+    location = store.segments.locate(next(store.segments.read_recipe(stored.recipe).chunks()))
+    assert location is not None
+    return location.segment

@@ -11,20 +11,24 @@ from __future__ import annotations
 import json
 from typing import Final
 
-MAX_JSON_BYTES: Final = 100_000_000
-MAX_JSON_MARKS: Final = 4_000_000
-"""A safetensors header of 100,000 tensors has about a million."""
+MAX_JSON_BYTES: Final = 32 * 1024 * 1024
+MAX_JSON_MARKS: Final = 1_500_000
+"""A safetensors header has 12 a tensor, so this is some 120,000 tensors and 150 MB of objects."""
 
 Members = list[tuple[str, object]]
+
+
+class TooLarge(Exception):
+    """More than this reader takes; that says nothing about whether the text is right."""
 
 
 def parse_members(raw: bytes) -> Members:
     """Return the members of a JSON object in their order, nested objects as such lists too.
 
-    Equal keys are all returned. ValueError: not a JSON object, or more than the bound.
+    Equal keys are all returned. ValueError: not a JSON object. TooLarge: see the class.
     """
     if len(raw) > MAX_JSON_BYTES or sum(raw.count(mark) for mark in b"{[,:") > MAX_JSON_MARKS:
-        raise ValueError("has more values than this reader takes")
+        raise TooLarge
     try:
         top = json.loads(raw.decode(), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:

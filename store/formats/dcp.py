@@ -42,7 +42,9 @@ def parse_shard(reader: Reader, name: str, sibling: Callable[[str], Reader | Non
         found = list(_archives_from_the_end(reader))
         archives = [(str(index), archive) for index, archive in enumerate(reversed(found))]
         begins = found[-1].start if found else reader.size
-        damage = f"the first {begins} bytes are no whole archive" if begins else None
+        damage = None
+        if begins and len(found) < MAX_ARCHIVES:
+            damage = f"the first {begins} bytes are no whole archive"
         if not found and not torch_zip.recognise(reader.pread(0, 64)):
             return None
     return arrange(NAME, reader.size, _tensors(reader, archives), damage)

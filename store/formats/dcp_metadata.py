@@ -21,12 +21,14 @@ from ckptfs.store.formats.pickle_values import Made, Pairs, Unwalkable
 from ckptfs.store.formats.pickle_walk import StepBudget, Walker
 
 FILE_NAME: Final = ".metadata"
-MAX_METADATA_BYTES: Final = 512 * 1024 * 1024
-MAX_WALKED_BYTES: Final = 32 * 1024 * 1024
+MAX_WALKED_BYTES: Final = 8 * 1024 * 1024
 """An entry takes some 230 bytes and 60 opcodes: about as much as the bound on steps allows."""
 _MODULE: Final = b"torch.distributed.checkpoint.metadata"
 _MAX_FIELDS: Final = 64
 _MAX_NAME: Final = 512
+_MAX_SHARD_NAME: Final = 64
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+MAX_SHARDS: Final = 1_000_000
 _COMMIT_NAME: Final = re.compile(r"(?:__\d{1,9})?\.metadata")
 _SHARD_NAME: Final = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 
@@ -63,21 +65,24 @@ def recognise(first_bytes: bytes) -> bool:
 
 def read_shards(reader: Reader) -> Shards | None:
     """Return what the file says, or None when it is truncated, broken or another file."""
-    if reader.size > MAX_METADATA_BYTES:
+    size = reader.size
+    if size == 0 or not recognise(reader.pread(0, 64)) or reader.pread(size - 1, 1) != b".":
         return None
-    pickled = reader.pread(0, reader.size)
-    if len(pickled) != reader.size or not recognise(pickled[:64]) or pickled[-1:] != b".":
-        return None
-    if len(pickled) <= MAX_WALKED_BYTES:
-        shards = _walked(pickled)
+    if size <= MAX_WALKED_BYTES:
+        shards = _walked(reader.pread(0, size))
         if shards is not None:
             return shards
-    return _searched(pickled)
+    return _searched(reader)
 
 
-def _searched(pickled: bytes) -> Shards:
+def _searched(reader: Reader) -> Shards:
     """Return the shard names alone: too many entries to walk, but their paths are plain bytes."""
-    names = {found.decode() for found in _SHARD_NAME.findall(pickled)}
+    names: set[str] = set()
+    for at in range(0, reader.size, _BLOCK_BYTES):
+        block = reader.pread(at, _BLOCK_BYTES + _MAX_SHARD_NAME)
+        names.update(found.decode() for found in _SHARD_NAME.findall(block))
+        if len(names) > MAX_SHARDS:
+            break
     return Shards(MappingProxyType(dict.fromkeys(sorted(names), ())), exact=False)
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from ckptfs.store.formats import dcp_metadata, torch_legacy, torch_zip
-from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, members, parse_members
+from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, TooLarge, members, parse_members
 from ckptfs.store.formats.layout import Reader
-from ckptfs.store.formats.recognise import parse
+from ckptfs.store.formats.recognise import parse, probe_format
 from ckptfs.store.formats.save_names import is_torch_name, split, step_of_name
 from ckptfs.store.formats.save_values import Checkpoint, Findings
 from ckptfs.store.formats.torch_objects import top_level_numbers
@@ -144,30 +144,33 @@ class Judge:
 def _judge_tensors(reader: Reader, path: str) -> TensorVerdict:
     name = split(path)[1]
     layout = parse(reader, name)
-    if layout is None:
+    # A file that is too large for its parser is still what it begins as.
+    known = probe_format(reader.pread(0, 64), name) if layout is None else layout.format
+    if known is None:
         objection = "is no torch file" if is_torch_name(name) else None
         return TensorVerdict(None, objection, None, {}, None)
     root: object = None
-    if layout.format == torch_zip.NAME:
+    if known == torch_zip.NAME:
         root = torch_zip.read_object(reader)
-    elif layout.format == torch_legacy.NAME:
+    elif known == torch_legacy.NAME:
         root = torch_legacy.read_object(reader)
     numbers = top_level_numbers(root, _NUMBERS)
-    kind = "torch" if layout.format.startswith("torch") else layout.format
+    kind = "torch" if known.startswith("torch") else known
     kind = "lightning" if _LIGHTNING_KEY in numbers else kind
     step = next((numbers[key] for key in _STEP_KEYS if key in numbers), None)
     in_name = step_of_name(name)
     found = Findings({kind}, step if in_name is None else in_name)
-    if layout.damage is not None:
-        found.lack(path, layout.damage)
-    return TensorVerdict(kind, layout.damage, step, numbers, found.checkpoint(path))
+    damage = layout.damage if layout is not None else None
+    if damage is not None:
+        found.lack(path, damage)
+    return TensorVerdict(kind, damage, step, numbers, found.checkpoint(path))
 
 
 def _judge_index(reader: Reader, path: str) -> IndexVerdict:
-    if reader.size > MAX_JSON_BYTES:
-        return IndexVerdict((), "is too large")
     try:
-        top = dict(parse_members(reader.pread(0, reader.size)))
+        top = dict(parse_members(reader.pread(0, MAX_JSON_BYTES + 1)))
+    except TooLarge:
+        return IndexVerdict((), None)
     except ValueError as error:
         return IndexVerdict((), str(error))
     shards = {shard for _, shard in members(top.get("weight_map")) if isinstance(shard, str)}
@@ -175,10 +178,10 @@ def _judge_index(reader: Reader, path: str) -> IndexVerdict:
 
 
 def _judge_trainer_state(reader: Reader, path: str) -> TrainerVerdict:
-    if reader.size > MAX_JSON_BYTES:
-        return TrainerVerdict(None, "is too large")
     try:
-        top = dict(parse_members(reader.pread(0, reader.size)))
+        top = dict(parse_members(reader.pread(0, MAX_JSON_BYTES + 1)))
+    except TooLarge:
+        return TrainerVerdict(None, None)
     except ValueError as error:
         return TrainerVerdict(None, str(error))
     step = top.get("global_step")

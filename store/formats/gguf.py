@@ -58,6 +58,10 @@ class _Truncated(Exception):
     """The file ends inside the header."""
 
 
+class _TooLarge(Exception):
+    """The header has more than this reader takes."""
+
+
 class _Rejected(Exception):
     """The header says something that cannot be; the message says what."""
 
@@ -68,12 +72,14 @@ def recognise(first_bytes: bytes) -> bool:
 
 
 def parse(reader: Reader) -> Layout | None:
-    """Return the layout, or None when the file is of another format."""
+    """Return the layout; None when the file is of another format or its header is too large."""
     if not recognise(reader.pread(0, 8)):
         return None
     header = _Header(reader)
     try:
         tensors, alignment = _tensors(header)
+    except _TooLarge:
+        return None
     except _Truncated:
         return Layout(NAME, (), f"truncated: {reader.size} bytes end inside the header")
     except _Rejected as why:
@@ -113,8 +119,7 @@ class _Header:
         """Pass over `length` bytes unread."""
         self._items += 1
         if self._items > MAX_HEADER_ITEMS or self.at + length > MAX_HEADER_BYTES:
-            limit = self.at + length <= self._reader.size
-            raise _Rejected("more than this reader takes") if limit else _Truncated
+            raise _TooLarge if self.at + length <= self._reader.size else _Truncated
         if self.at + length > self._reader.size:
             raise _Truncated
         self.at += length

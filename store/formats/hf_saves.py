@@ -45,20 +45,20 @@ def judge_model(directory: str, folder: Folder, judge: Judge, found: Findings) -
             if verdict.damage is not None:
                 found.lack(join(directory, name), verdict.damage)
             indexed.update(verdict.shards)
-    for shard in sorted(indexed):
-        present = shard in folder
+    for shard in sorted(indexed.difference(folder)):
+        path = join(directory, shard)
         if "/" in shard:
-            present, found.local = join(directory, shard) in judge.files, False
-        if not present:
-            found.lack(join(directory, shard))
+            found.local = False
+        if path not in judge.files:
+            found.lack(path)
     _judge_unindexed(directory, folder, indexed, found)
     _judge_adapter(directory, folder, found)
 
 
 def _judge_unindexed(directory: str, folder: Folder, indexed: set[str], found: Findings) -> None:
     sets: dict[tuple[str, str, str], set[int]] = {}
-    for name in folder:
-        match = _SHARD.fullmatch(name) if "-of-" in name and name not in indexed else None
+    for name in folder.keys() - indexed:
+        match = _SHARD.fullmatch(name) if "-of-" in name else None
         if match is not None:
             stem, number, total, suffix = match.groups()
             sets.setdefault((stem, total, suffix), set()).add(int(number))

@@ -21,8 +21,8 @@ from ckptfs.store.formats.layout import MAX_DIMENSION
 from ckptfs.store.formats.pickle_values import Global, Made, Opaque, Pairs, Persistent, Unwalkable
 
 MAX_PICKLE_BYTES: Final = 64 * 1024 * 1024
-MAX_STEPS: Final = 4_000_000
-"""About 120,000 tensors of a torch file (32 opcodes each); at 0.8 us a step some 3 s of CPU."""
+MAX_STEPS: Final = 2_000_000
+"""Some 60,000 tensors of a torch file (32 opcodes each), 1 to 4 s of CPU, 200 MB at the worst."""
 
 
 @dataclass(slots=True)

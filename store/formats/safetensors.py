@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, TypeGuard
 
-from ckptfs.store.formats.bounded_json import Members, members, parse_members
+from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, Members, TooLarge, members, parse_members
 from ckptfs.store.formats.layout import (
     DTYPE_BITS,
     Layout,
@@ -41,16 +41,20 @@ def recognise(first_bytes: bytes) -> bool:
 
 
 def parse(reader: Reader) -> Layout | None:
-    """Return the layout, or None when the file does not begin as a safetensors file does."""
+    """Return the layout; None when the file is of another format or its header is too large."""
     if not recognise(reader.pread(0, 16)):
         return None
     length = int.from_bytes(reader.pread(0, 8), "little")
+    if length > MAX_JSON_BYTES and 8 + length <= reader.size:
+        return None
     header = read_exactly(reader, 8, length)
     if header is None:
         return Layout(NAME, (), f"truncated: the header needs {8 + length} bytes, the file has {reader.size}")
     try:
         entries = _entries(header)
         tensors = [_tensor(name, entry, 8 + length) for name, entry in entries]
+    except TooLarge:
+        return None
     except _Rejected as why:
         return Layout(NAME, (), f"header: {why}")
     return arrange(NAME, reader.size, tensors, _coverage(tensors, 8 + length, reader.size))

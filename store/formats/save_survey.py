@@ -126,14 +126,17 @@ class Survey:
             found.kinds.add("orbax")
         prefix = f"{directory}/" if directory else ""
         alone: list[Checkpoint] = []
+        judge = self._judge.tensors
         for name in seen.tensor_files:
-            verdict = self._judge.tensors(prefix + name, folder[name])
+            verdict = judge(prefix + name, folder[name])
             # A run's own directory may hold a final model beside step_100.pt, step_200.pt, …
             if inside or (inside_by_content and (step_of_name(name) is None or is_model_name(name))):
-                found.kinds |= {verdict.kind} if verdict.kind is not None else set()
-                found.step = verdict.step if found.step is None else found.step
+                if verdict.kind is not None:
+                    found.kinds.add(verdict.kind)
                 if verdict.objection is not None:
                     found.lack(prefix + name, verdict.objection)
+                if found.step is None:
+                    found.step = verdict.step
             elif verdict.alone is not None:
                 alone.append(verdict.alone)
         return _Report(found if inside or inside_by_content else None, tuple(alone))
@@ -146,7 +149,8 @@ class Survey:
                 found.add(report.part)
         if "orbax" in found.kinds and found.step is None and name.partition(".")[0].isdecimal():
             found.step = int(name.partition(".")[0][:18])
-        judge_megatron(root, {path: self._tree[path] for path in parts}, found)
+        if any("mp_rank_" in directory for directory in parts):
+            judge_megatron(root, {path: self._tree[path] for path in parts}, found)
         self._judge_trainer(root, family, found)
         if found.kinds and is_unfinished_name(name):
             found.lack(root, "was never renamed into place")

@@ -38,12 +38,14 @@ def recognise(first_bytes: bytes) -> bool:
 
 
 def parse(reader: Reader) -> Layout | None:
-    """Return the layout, or None when the file is of another format."""
+    """Return the layout; None when the file is of another format or its pickles are beyond us."""
     if not recognise(reader.pread(0, 32)):
         return None
     prologue = _read_prologue(reader)
+    if isinstance(prologue, str):
+        return Layout(NAME, (), prologue)
     if prologue is None:
-        return Layout(NAME, (), "truncated or unreadable in its pickles")
+        return None
     tensors, damage = _storages(reader, prologue)
     return arrange(NAME, reader.size, tensors, damage)
 
@@ -51,19 +53,25 @@ def parse(reader: Reader) -> Layout | None:
 def read_object(reader: Reader) -> object:
     """Return the walked object of a torch file, or None."""
     prologue = _read_prologue(reader)
-    return prologue.root if prologue is not None else None
+    return prologue.root if isinstance(prologue, _Prologue) else None
 
 
-def _read_prologue(reader: Reader) -> _Prologue | None:
+def _read_prologue(reader: Reader) -> _Prologue | str | None:
+    """Return what the pickles say; a sentence if they end too early, None if they are beyond us."""
     # The pickles state no length. Each attempt reads eight times as much, so all of them
     # together cost little more than the last.
     length = _FIRST_READ_BYTES
     while True:
         head = reader.pread(0, min(length, reader.size))
+        walker = Walker(head, StepBudget())
         try:
-            return _walk(Walker(head, StepBudget()))
+            return _walk(walker)
         except Unwalkable:
-            if len(head) < length or length >= MAX_PICKLE_BYTES:
+            if walker.position < len(head):
+                return None
+            if len(head) == reader.size:
+                return "truncated in its pickles"
+            if length >= MAX_PICKLE_BYTES:
                 return None
             length *= 8
 

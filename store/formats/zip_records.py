@@ -17,7 +17,8 @@ from typing import Final
 from ckptfs.store.formats.layout import Reader, read_exactly
 
 LOCAL_MAGIC: Final = b"PK\x03\x04"
-MAX_DIRECTORY_BYTES: Final = 64 * 1024 * 1024
+MAX_DIRECTORY_BYTES: Final = 32 * 1024 * 1024
+"""Some 300,000 records."""
 _MAX_COMMENT: Final = 0xFFFF
 _END: Final = struct.Struct("<4sHHHHIIH")
 _END_MAGIC: Final = b"PK\x05\x06"
@@ -84,13 +85,18 @@ def _archive_at(reader: Reader, end_record: int) -> Archive | None:
             return None
         *_, length, offset = _END64.unpack(raw64)
     start = directory_end - length - offset
-    if start < 0 or length > MAX_DIRECTORY_BYTES:
+    if start < 0:
         return None
     return Archive(start, end_record + _END.size + comment, directory_end - length, length)
 
 
 def read_records(reader: Reader, archive: Archive) -> list[Record] | None:
-    """Return the stored records in the order of the directory, or None when it is broken."""
+    """Return the stored records in the order of the directory, or None when it is broken.
+
+    A directory of more than `MAX_DIRECTORY_BYTES` counts as one without stored records.
+    """
+    if archive.directory_bytes > MAX_DIRECTORY_BYTES:
+        return []
     directory = read_exactly(reader, archive.directory, archive.directory_bytes)
     if directory is None:
         return None

@@ -77,7 +77,10 @@ class Bytes:
 
     def write(self, offset: int, parts: list[Part]) -> None:
         """`parts` were written at `offset`; a gap is zeros."""
-        payload = payload_bytes(parts)
+        self.put(offset, payload_bytes(parts))
+
+    def put(self, offset: int, payload: bytes) -> None:
+        """The same with the bytes themselves."""
         if payload:
             self.held.extend(bytes(max(0, offset - len(self.held))))
             self.held[offset : offset + len(payload)] = payload

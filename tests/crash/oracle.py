@@ -3,6 +3,10 @@
 One rule: a call that was answered has happened whole; of the one call that was not, each writer may
 find all, nothing, or, where a call is divided into requests (a long write) or pages (a mapping), the
 parts from the front (or any pages). Anything else is a finding.
+
+What was written through a mapping and not synced is promised from the next call on that the daemon
+answered: munmap tells nobody that its pages could not be written, and close is answered by the kernel
+(read in Linux 6.18, fuse_send_writepage: a broken connection drops the pages without an error).
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import copy
 import errno
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -25,10 +30,12 @@ Op = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Ending:
-    """What a journal says of one writer's round: `pending` is the call that was not answered, of a
+    """What a journal says of one writer's round: `unsure` are its last calls that only the kernel
+    answered, from the first unsynced mapping on; `pending` is the call that was not answered, of a
     write the first `pending_bytes` were; `tags` are versions that it made, with what they must hold."""
 
     calls: int = 0
+    unsure: list[Op] = field(default_factory=list)
     pending: Op | None = None
     pending_bytes: int = 0
     synced: int = 0
@@ -43,9 +50,11 @@ def replay(tree: Tree, journal: Path, killed_at: float) -> Ending:
     op: Op | None = None
     for mark, text in _lines(journal):
         if mark == ">":
-            if ending.pending is not None:
-                ending.findings.append(f"a write came back short without the mount being gone: {ending.pending}")
             op = json.loads(text)
+            continue
+        if mark == "#":
+            if float(text) < killed_at:
+                ending.findings.append(f"came back short: {ending.pending}")
             continue
         assert op is not None, "an answer comes after a call"
         if mark == "<":
@@ -59,7 +68,7 @@ def replay(tree: Tree, journal: Path, killed_at: float) -> Ending:
     if op is not None:
         ending.pending = op
     if ending.pending is not None and ending.pending["op"] == "publish":
-        ending.pending_tag = ending.pending["tag"], outline(tree)
+        ending.pending_tag = ending.pending["tag"], outline(_with(tree, ending.unsure))
         ending.pending = None
     return ending
 
@@ -72,6 +81,12 @@ def _lines(journal: Path) -> Iterator[tuple[str, str]]:
 
 def _answered(tree: Tree, ending: Ending, op: Op, result: int) -> None:
     ending.calls += 1
+    if op["op"] == "map" and not op["sync"] or (ending.unsure and op["op"] in ("close", "map")):
+        ending.unsure.append(op)
+        return
+    for earlier in ending.unsure:
+        tree.apply(earlier)
+    ending.unsure.clear()
     if op["op"] == "write" and result < payload_length(op["parts"]):
         ending.pending, ending.pending_bytes = op, result
         return
@@ -97,66 +112,81 @@ def _bytes(node: Node) -> Bytes:
 
 def settle(tree: Tree, ending: Ending, found: Mapping[str, SeenNode]) -> tuple[Tree, list[str]]:
     """Compare what is there with what may be there; the tree to go on with, and the findings."""
-    tree.open.clear() if ending.pending is None else None
-    findings = differences(tree, found)
-    op = ending.pending
-    if findings and op is not None:
-        for happened in _possible(tree, op, ending.pending_bytes, found):
+    sure = _with(tree, ending.unsure) if ending.unsure else tree
+    findings = differences(sure, found)
+    if findings:
+        for happened in _possible(tree, sure, ending, found):
             if not differences(happened, found):
                 happened.open.clear()
                 return happened, []
-    tree.open.clear()
-    return (_as_found(found), findings) if findings else (tree, [])
+        return _as_found(found), findings
+    sure.open.clear()
+    return sure, []
 
 
-def _possible(tree: Tree, op: Op, answered: int, found: Mapping[str, SeenNode]) -> Iterator[Tree]:
+def _possible(tree: Tree, sure: Tree, ending: Ending, found: Mapping[str, SeenNode]) -> Iterator[Tree]:
     """Trees in which the unanswered call has happened, or that part of it that is seen."""
-    whole = _copied(tree)
-    whole.apply(op)
-    yield whole
-    if op["op"] in ("write", "map"):
-        partly = _copied(tree)
-        node = partly.open[op["fd"]]
-        names = [name for name, other in partly.names.items() if other is node]
-        if names and names[0] in found:
-            take = _prefix if op["op"] == "write" else _pages
-            if take(_bytes(node), op, answered, found[names[0]].held):
-                yield partly
+    if ending.unsure:
+        yield _partly(tree, ending.unsure, _pages, 0, found)
+    op = ending.pending
+    if op is None:
+        return
+    if op["op"] == "map":
+        # An earlier unsynced mapping of the same file may have lost pages as well.
+        maps = [one for one in ending.unsure if one["op"] == "map" and one["fd"] == op["fd"]]
+        yield _partly(tree, [*maps, op], _pages, 0, found)
+        return
+    yield _with(sure, [op])
+    if op["op"] == "write":
+        yield _partly(sure, [op], _prefix, ending.pending_bytes, found)
 
 
-def _prefix(content: Bytes, op: Op, answered: int, held: bytes) -> bool:
+def _with(tree: Tree, calls: Sequence[Op]) -> Tree:
+    after = copy.deepcopy(tree)
+    for op in calls:
+        after.apply(op)
+    return after
+
+
+def _partly(
+    tree: Tree,
+    calls: Sequence[Op],
+    take: Callable[[Bytes, Sequence[Op], int, bytes], bool],
+    answered: int,
+    found: Mapping[str, SeenNode],
+) -> Tree:
+    """The tree with those parts of the calls, all on one file, that are seen."""
+    after = copy.deepcopy(tree)
+    node = after.open[calls[0]["fd"]]
+    seen = next((found[n] for n, other in after.names.items() if other is node and n in found), None)
+    if seen is not None:
+        take(_bytes(node), calls, answered, seen.held)
+    return after
+
+
+def _prefix(content: Bytes, calls: Sequence[Op], answered: int, held: bytes) -> bool:
     """Whether `held` is the content with at least the `answered` first bytes of the write."""
-    payload = payload_bytes(op["parts"])
-    before = bytes(content.held)
-    done = answered
-    while done < len(payload) and held[op["offset"] + done : op["offset"] + done + 1] == payload[done : done + 1]:
-        step = min(_PAGE_BYTES, len(payload) - done)
-        here = op["offset"] + done
-        if held[here : here + step] == payload[done : done + step]:
-            done += step
-        else:
-            done += 1
-    for length in range(done, max(answered, done - _PAGE_BYTES) - 1, -1):
-        tried = Bytes(before)
-        tried.write(op["offset"], [payload[:length].decode("latin-1")])
-        if tried.held == held:
-            content.held = tried.held
-            return True
-    return False
+    payload, offset = payload_bytes(calls[0]["parts"]), calls[0]["offset"]
+    # Bytes that agree with the payload may as well have been written: that changes nothing.
+    done = os.path.commonprefix([payload, held[offset : offset + len(payload)]])
+    content.put(offset, done)
+    return len(done) >= answered and content.held == held
 
 
-def _pages(content: Bytes, op: Op, _: int, held: bytes) -> bool:
-    """Whether each page of `held` is as before or as the mapping made it."""
-    after = Bytes(bytes(content.held))
-    after.write(op["offset"], op["parts"])
-    if len(held) != len(content.held):
+def _pages(content: Bytes, calls: Sequence[Op], _: int, held: bytes) -> bool:
+    """Whether each page of `held` is as before or as one of the mappings made it."""
+    steps = [Bytes(bytes(content.held))]
+    for op in calls:
+        if op["op"] == "map":
+            steps.append(Bytes(bytes(steps[-1].held)))
+            steps[-1].write(op["offset"], op["parts"])
+    if len(held) != content.size:
         return False
     for at in range(0, len(held), _PAGE_BYTES):
         page = held[at : at + _PAGE_BYTES]
-        if page not in (bytes(content.held[at : at + _PAGE_BYTES]), bytes(after.held[at : at + _PAGE_BYTES])):
+        if not any(page == step.held[at : at + _PAGE_BYTES] for step in steps):
             return False
-    content.held = bytearray(held)
-    content._digest = None
+        content.put(at, page)
     return True
 
 
@@ -204,10 +234,6 @@ def _names_of_nodes(tree: Tree) -> dict[int, list[str]]:
         if node.kind == FILE:
             groups.setdefault(id(node), []).append(path)
     return {key: names for key, names in groups.items() if len(names) > 1}
-
-
-def _copied(tree: Tree) -> Tree:
-    return copy.deepcopy(tree, {id(Bytes): Bytes})
 
 
 def _as_found(found: Mapping[str, SeenNode]) -> Tree:

@@ -6,7 +6,8 @@ answer after; so what the writer was promised is known to the byte, whatever hap
     writer.py DIRECTORY JOURNAL STATE SEED [CLI...]
 
 Ends with 0 when the mount is gone, with 3 after an error that nothing explains. Journal lines:
-">" + the call, "<" + its result, "!" + errno and the clock.
+">" + the call, "<" + its result, "!" + errno and the clock, "#" + the clock after a write that came
+back short.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class Writer:
                 raise Ended from None
             raise
         os.write(self._journal, f"<{result or 0}\n".encode())
+        if op["op"] == "write" and result < payload_length(op["parts"]):
+            os.write(self._journal, f"#{time.monotonic()}\n".encode())
+            raise Ended
         self.tree.apply(op)
         return result or 0
 
@@ -142,7 +146,7 @@ class Writer:
             [*self._cli, "publish", self._directory, "--tag", op["tag"]], capture_output=True, timeout=60
         )
         if done.returncode:
-            os.stat(self._directory)  # a mount that is gone answers with its own error
+            os.statvfs(self._directory)  # never cached: a mount that is gone answers with its own error
             raise OSError(errno.EPROTO, done.stderr.decode(errors="replace"))
 
     # -- what a job does -------------------------------------------------------------------
@@ -316,6 +320,8 @@ class Writer:
         for fd in list(self.tree.open):
             self.call({"op": "close", "fd": fd})
         self._log, self._held = None, []
+        if not self.tree.names:
+            return  # a directory that never held anything has no version
         tag = f"t{self._round}-{self._next()}-{os.path.basename(self._directory)}"
         self.call({"op": "publish", "tag": tag, "cli": bool(self._cli) and self.random.random() < 0.1})
 

@@ -10,12 +10,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from small_store import SmallStore
+from filled_store import FilledStore
 
 
 @pytest.fixture
-def small_store(tmp_path: Path) -> Iterator[SmallStore]:
+def filled_store(tmp_path: Path) -> Iterator[FilledStore]:
     """An open store with an empty live tree; closed after the test."""
-    store = SmallStore(tmp_path)
+    store = FilledStore(tmp_path)
     yield store
     store.close()

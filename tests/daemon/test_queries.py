@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from small_store import PIECE_BYTES, SmallStore, answered
+from filled_store import PIECE_BYTES, FilledStore, answered
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.offline import OfflineStore
@@ -20,23 +20,23 @@ A, B, C = (bytes([n]) * PIECE_BYTES for n in (1, 2, 3))
 
 
 @pytest.fixture
-def history(small_store: SmallStore) -> SmallStore:
+def history(filled_store: FilledStore) -> FilledStore:
     """run: three versions. v1 {x: AB}, v2 {x: AB, d/y: AC}, v3 {x: C, d/y: AC}; live {x: C}."""
-    small_store.make("/run", mode=0o755)
-    small_store.make("/run/x", mode=0o644, content=C)
-    small_store.publish("run", {"x": A + B})
-    small_store.publish("run", {"x": A + B, "d/y": A + C})
-    small_store.publish("run", {"x": C, "d/y": A + C})
-    return small_store
+    filled_store.make("/run", mode=0o755)
+    filled_store.make("/run/x", mode=0o644, content=C)
+    filled_store.publish("run", {"x": A + B})
+    filled_store.publish("run", {"x": A + B, "d/y": A + C})
+    filled_store.publish("run", {"x": C, "d/y": A + C})
+    return filled_store
 
 
-def numbers(store: SmallStore, text: str) -> list[object]:
+def numbers(store: FilledStore, text: str) -> list[object]:
     rows = store.queries.log(store.addresses.find(text))
     assert isinstance(rows, list)
     return [answered(row)["number"] for row in rows]
 
 
-def test_log(history: SmallStore) -> None:
+def test_log(history: FilledStore) -> None:
     rows = history.queries.log(history.addresses.find("/run"))
     assert isinstance(rows, list)
     row = answered(rows[0])
@@ -47,14 +47,14 @@ def test_log(history: SmallStore) -> None:
     assert numbers(history, "/run@2") == [2]
 
 
-def test_log_of_a_place_lists_the_versions_that_have_it(history: SmallStore) -> None:
+def test_log_of_a_place_lists_the_versions_that_have_it(history: FilledStore) -> None:
     assert numbers(history, "/run/d/y") == [2, 3]
     assert numbers(history, "/run/x") == [1, 2, 3]
     with pytest.raises(NotFound):
         numbers(history, "/run/never")
 
 
-def test_addresses(history: SmallStore) -> None:
+def test_addresses(history: FilledStore) -> None:
     find = history.addresses.find
     assert find("/run/x").inner == (b"x",)
     assert find("/run@2").version == "2" and find("/run/@2").is_whole
@@ -62,12 +62,14 @@ def test_addresses(history: SmallStore) -> None:
     history.make("/run@2", mode=0o755)
     assert find("/run@2").version is None and find("/run@2").name == b"run@2"
     assert find("/").name == find("/@root").name == b"@root"
-    for text in ("/absent", "/absent@3", "/absent/x", "/@"):
+    for text in ("/absent", "/absent@3", "/absent/x"):
         with pytest.raises(NotFound):
             find(text)
+    with pytest.raises(NotFound):
+        history.addresses.record(find("/run/@"))
 
 
-def test_removed_units_are_found_by_name(history: SmallStore) -> None:
+def test_removed_units_are_found_by_name(history: FilledStore) -> None:
     history.publish("old/run@7", {"x": A})
     assert numbers(history, "/old/run@7") == [1]
     assert numbers(history, "/old/run@7@latest") == [1]
@@ -75,7 +77,7 @@ def test_removed_units_are_found_by_name(history: SmallStore) -> None:
     assert history.verify("/old/run@7/x")["chunks"] == 2
 
 
-def test_versions_by_all_their_names(history: SmallStore) -> None:
+def test_versions_by_all_their_names(history: FilledStore) -> None:
     unit = history.histories.unit_named(b"run")
     assert unit is not None
     history.histories.tag(unit.unit, 2, "good")
@@ -87,7 +89,7 @@ def test_versions_by_all_their_names(history: SmallStore) -> None:
         history.verify("/run@step:x")
 
 
-def test_du(history: SmallStore) -> None:
+def test_du(history: FilledStore) -> None:
     small = {"logical_bytes": 2 * PIECE_BYTES, "unique_bytes": 2 * PIECE_BYTES}
     assert small.items() <= history.usage("/run@1").items()
     # x as AB and as C, d/y as AC: five pieces in three contents, three chunks.
@@ -100,7 +102,7 @@ def test_du(history: SmallStore) -> None:
         history.usage("/run/d/y@1")
 
 
-def test_verify_finds_nothing_wrong(history: SmallStore) -> None:
+def test_verify_finds_nothing_wrong(history: FilledStore) -> None:
     answer = history.verify("/run@2")
     # A, B and C, two recipes, two trees.
     assert answer["chunks"] == 7 and answer["corrupt"] == []
@@ -110,7 +112,7 @@ def test_verify_finds_nothing_wrong(history: SmallStore) -> None:
         history.verify("/run/d@1")
 
 
-def damage(store: SmallStore, chunk: bytes) -> str:
+def damage(store: FilledStore, chunk: bytes) -> str:
     """Flip a bit of a stored chunk; the place as verify names it."""
     from ckptfs.store.hashing import chunk_id
 
@@ -124,7 +126,7 @@ def damage(store: SmallStore, chunk: bytes) -> str:
     return str(place_of(location))
 
 
-def test_verify_names_file_chunk_and_place(history: SmallStore) -> None:
+def test_verify_names_file_chunk_and_place(history: FilledStore) -> None:
     from ckptfs.store.hashing import chunk_id
 
     place = damage(history, B)
@@ -133,16 +135,16 @@ def test_verify_names_file_chunk_and_place(history: SmallStore) -> None:
     assert history.verify("/run@3")["corrupt"] == []
 
 
-def test_verify_names_the_tensor(small_store: SmallStore) -> None:
+def test_verify_names_the_tensor(filled_store: FilledStore) -> None:
     header = b'{"w":{"dtype":"U8","shape":[1992],"data_offsets":[0,1992]}}'
     content = len(header).to_bytes(8, "little") + header + os.urandom(1992)
-    small_store.publish("run", {"d/model.safetensors": content})
-    damage(small_store, content[PIECE_BYTES : 2 * PIECE_BYTES])
-    (row,) = small_store.verify("/run")["corrupt"]  # type: ignore[misc]
+    filled_store.publish("run", {"d/model.safetensors": content})
+    damage(filled_store, content[PIECE_BYTES : 2 * PIECE_BYTES])
+    (row,) = filled_store.verify("/run")["corrupt"]  # type: ignore[misc]
     assert answered(row)["tensor"] == "w" and answered(row)["path"] == "d/model.safetensors"
 
 
-def test_verify_goes_on_beside_a_damaged_directory(history: SmallStore) -> None:
+def test_verify_goes_on_beside_a_damaged_directory(history: FilledStore) -> None:
     from ckptfs.store.hashing import chunk_id
 
     record = history.addresses.record(history.addresses.find("/run@2"))
@@ -159,7 +161,7 @@ def test_verify_goes_on_beside_a_damaged_directory(history: SmallStore) -> None:
     assert fresh["chunks"] == 5  # what only the damaged directory names is out of reach
 
 
-def test_a_chunk_that_the_index_lacks_is_corrupt(history: SmallStore) -> None:
+def test_a_chunk_that_the_index_lacks_is_corrupt(history: FilledStore) -> None:
     from ckptfs.store.hashing import chunk_id
     from ckptfs.store.index import Table
 
@@ -170,7 +172,7 @@ def test_a_chunk_that_the_index_lacks_is_corrupt(history: SmallStore) -> None:
     assert "the index does not know it" in str(answered(row)["place"])
 
 
-def test_status(history: SmallStore) -> None:
+def test_status(history: FilledStore) -> None:
     status = answered(history.queries.status(history.histories.units()))
     assert {"version", "write_path", "why", "units", "stored_bytes", "free_bytes"} <= status.keys()
     (unit,) = status["units"]  # type: ignore[misc]
@@ -178,7 +180,7 @@ def test_status(history: SmallStore) -> None:
     assert answered(unit)["newest_complete"] == "v000003_20261130T005620Z"
 
 
-def test_a_bare_store_answers_the_same(history: SmallStore) -> None:
+def test_a_bare_store_answers_the_same(history: FilledStore) -> None:
     expected = history.queries.log(history.addresses.find("/run"))
     used, verified = history.usage("/run"), history.verify("/run@2")
     history.index.commit()
@@ -196,7 +198,7 @@ def test_a_bare_store_answers_the_same(history: SmallStore) -> None:
     history.index.__init__(history.disk)  # type: ignore[misc]
 
 
-def test_a_store_without_an_index_says_what_to_do(small_store: SmallStore, tmp_path: Path) -> None:
+def test_a_store_without_an_index_says_what_to_do(filled_store: FilledStore, tmp_path: Path) -> None:
     from ckptfs.store.layout import open_store
 
     disk = open_store(str(tmp_path / "other"), create=True)

@@ -51,6 +51,13 @@ class Place:
         path.chmod(mode)
         return path
 
+    def aged(self, age: str, content: bytes, name: str = "file") -> Path:
+        """A new file that is "fresh", or "stored" already."""
+        path = self.file(name, content)
+        if age == "stored":
+            self.let_store(path)
+        return path
+
     def as_user(
         self,
         work: Callable[[], T],

@@ -93,7 +93,8 @@ def test_one_flipped_bit_is_corrupt(bit: int) -> None:
 
 @given(st.binary(max_size=400))
 def test_idx_of_noise_is_corrupt(noise: bytes) -> None:
-    for encoded in (noise, GOLDEN_IDX[:30] + noise, GOLDEN_IDX + noise + b"\0", GOLDEN_IDX[: len(noise) // 3]):
+    cut = GOLDEN_IDX[: len(noise) // 3]
+    for encoded in (noise, GOLDEN_IDX[:30] + noise, GOLDEN_IDX + noise + b"\0", cut):
         with pytest.raises(Corrupt):
             decode_idx(encoded)
 
@@ -126,7 +127,7 @@ def test_without_keeps_the_places_of_the_rest(index: SegmentIndex, data: st.Data
 @given(indexes(), st.data())
 def test_unnamed_ranges_are_all_blocks_without_a_payload(index: SegmentIndex, data: st.DataObject) -> None:
     blocks = -(-index.file_bytes // BLOCK_BYTES)
-    named = set()
+    named = set[int]()
     for row in index.rows:
         if not row.flags and row.stored:
             named.update(range(row.offset // BLOCK_BYTES, -(-(row.offset + row.stored) // BLOCK_BYTES)))

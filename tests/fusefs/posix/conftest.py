@@ -1,4 +1,4 @@
-"""`place`: the fixture that makes every conformance test run on the host and on each write path of the mount."""
+"""`place`: every conformance test runs on the host and on each write path of the mount."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MountOf = Callable[[str], Mount]
 
 @pytest.fixture(scope="package")
 def mount_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountOf]:
-    """The package's mount with a given write path, its store on the host's file system that it is compared with."""
+    """The package's mount by its write path; the store is on the file system that it is compared with."""
     mounts: dict[str, Mount] = {}
     with contextlib.ExitStack() as stack:
 

@@ -9,7 +9,7 @@ import pytest
 
 from ckptfs.store.formats import dcp_metadata, probe_format
 
-from .conftest import ParseBytes
+from .conftest import BytesReader, ParseBytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -109,7 +109,7 @@ def test_chunks_of_a_tensor_carry_their_offset(tmp_path: Path) -> None:
         dcp_metadata.Extent(5, 101, "w[10,0]"),
         dcp_metadata.Extent(5, 102, "w[20,0]"),
     ]
-    searched = dcp_metadata._searched(pickled)
+    searched = dcp_metadata._searched(BytesReader(b"x" * (4 << 20) + pickled))
     assert not searched.exact and set(searched.extents) == set(shards.extents)
 
 

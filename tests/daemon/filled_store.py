@@ -35,7 +35,7 @@ PIECE_BYTES = 1000
 Files = Mapping[str, bytes]
 
 
-class SmallStore:
+class FilledStore:
     """The parts of an open store, with the means to fill it. `modes` are those of what is made next."""
 
     def __init__(self, folder: Path) -> None:

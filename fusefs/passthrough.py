@@ -1,0 +1,83 @@
+"""Passthrough: the kernel reads and writes a backing file itself, and Python is not in the way.
+
+One rule: the mode of an inode is decided at its first open and kept to its last release, because
+the kernel refuses a second backing file, and a cached open beside a passthrough one.
+
+A segment is never the backing file of an open that may write. Source: SEMANTICS.md, "Write paths".
+"""
+
+from __future__ import annotations
+
+import os
+
+from ckptfs.fusefs import REPLIES, kernel
+
+_KEEP_CACHE = 1 << 1
+_PASSTHROUGH = 1 << 7
+
+
+class Passthrough:
+    """The backing ids of one mount, by inode. Belongs to the trio thread.
+
+    Off until `enable`; `why` says in a few words which path writes take, and why.
+    """
+
+    def __init__(self) -> None:
+        self._fuse_fd = -1
+        self._ids: dict[int, int] = {}
+        self.why = "the kernel session is not ours"
+        self._stale: set[int] = set()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether files may be opened this way."""
+        return self._fuse_fd >= 0
+
+    def enable(self, fuse_fd: int) -> None:
+        """The kernel negotiated passthrough on this fd."""
+        assert REPLIES is not None, "replies with a backing id need the extension"
+        self._fuse_fd = fuse_fd
+        self.why = "kernel and extension support it"
+
+    def refuse(self, why: str) -> None:
+        """Passthrough stays off for this mount."""
+        self._fuse_fd = -1
+        self.why = why
+
+    def attach(self, ino: int, fd: int) -> bool:
+        """Make the file behind `fd` the backing file of an inode that nobody has open yet.
+
+        False if the kernel refuses (a limit, a stacked file system): then the inode goes plain.
+        """
+        if not self.enabled:
+            return False
+        try:
+            self._ids[ino] = kernel.open_backing(self._fuse_fd, fd)
+        except OSError as e:
+            self.why = f"the kernel refused a backing file: {os.strerror(e.errno)}"
+            return False
+        self._stale.add(ino)
+        return True
+
+    def is_attached(self, ino: int) -> bool:
+        """Whether the inode's opens go this way."""
+        return ino in self._ids
+
+    def detach(self, ino: int) -> None:
+        """The last handle is gone."""
+        backing_id = self._ids.pop(ino, None)
+        if backing_id is not None:
+            kernel.close_backing(self._fuse_fd, backing_id)
+
+    def arm(self, ino: int, fh: int) -> None:
+        """Have the reply that comes next, for `fh`, name the inode's backing file."""
+        assert REPLIES is not None
+        REPLIES.arm(fh, _PASSTHROUGH, self._ids[ino])
+
+    def take_stale(self, ino: int) -> bool:
+        """Whether the kernel may hold cached pages of an inode that were changed behind its back;
+        asked once, at the next plain open, which then must not keep the cache."""
+        if ino in self._stale:
+            self._stale.discard(ino)
+            return True
+        return False

@@ -1,0 +1,212 @@
+"""Who may do what through the service: the modes of today, the saved ones, the owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import trio
+from filled_store import FilledStore
+
+from ckptfs.daemon import messages
+from ckptfs.daemon.access import Rights
+from ckptfs.daemon.messages import AnyRequest, Json, Progress
+from ckptfs.daemon.peer import Peer
+from ckptfs.daemon.rights import Caller, Modes
+from ckptfs.daemon.service import Service
+from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NotFound, NotPermitted
+from ckptfs.store.history import VersionRecord
+
+OWNER, MINE, OTHER = (Caller(uid, frozenset({uid})) for uid in (500, 1001, 1002))
+ROOT = Caller(0, frozenset({0}))
+FREED_BYTES = 12
+
+
+@dataclass
+class World:
+    """A service over a small store; `above` are the modes of the directory above the mount point."""
+
+    store: FilledStore
+    service: Service
+    above: list[Modes]
+    made_units: list[int]
+
+    def ask(self, caller: Caller, request: AnyRequest) -> Json:
+        """The result of a request by `caller`."""
+        return trio.run(self.service.answer, request, Peer(1, caller), _ignore)
+
+    def refused(self, caller: Caller, request: AnyRequest) -> type[CkptfsError]:
+        """The type of the refusal."""
+        with pytest.raises(CkptfsError) as caught:
+            self.ask(caller, request)
+        return type(caught.value)
+
+
+@dataclass
+class Publishing:
+    """A publisher that makes a version with nothing in it."""
+
+    store: FilledStore
+
+    async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
+        unit = self.store.histories.unit_of_ino(top)
+        assert unit is not None
+        found = self.store.histories.newest(unit.unit)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def world(filled_store: FilledStore) -> World:
+    """Live: open (0755, MINE's), closed (0700, MINE's) with closed/x, shared (0777). Removed: gone."""
+    above = [Modes(0o40755, 0, 0)]
+    for name, mode in (("open", 0o755), ("closed", 0o700), ("shared", 0o777)):
+        filled_store.make(f"/{name}", mode=mode, uid=MINE.uid)
+        filled_store.publish(name, {"x": b"1", "d/y": b"2"}, uid=MINE.uid, mode=mode)
+    filled_store.make("/closed/x", mode=0o644, content=b"1")
+    filled_store.publish("gone", {"x": b"1"}, uid=MINE.uid)
+    made_units: list[int] = []
+
+    async def collect() -> int:
+        return FREED_BYTES
+
+    rights = Rights(
+        filled_store.namespace,
+        filled_store.segments,
+        filled_store.histories,
+        filled_store.addresses,
+        lambda: above,
+        owner_uid=OWNER.uid,
+        only_owner=False,
+    )
+    service = Service(
+        filled_store.addresses,
+        filled_store.queries,
+        rights,
+        filled_store.histories,
+        Publishing(filled_store),
+        made_units.append,
+        collect,
+    )
+    return World(filled_store, service, above, made_units)
+
+
+def reading(path: str) -> list[AnyRequest]:
+    """The three questions about a place."""
+    return [messages.Log(path=path), messages.Verify(path=path), messages.Du(path=path)]
+
+
+def test_whoever_may_read_may_ask(world: World) -> None:
+    for caller in (ROOT, MINE, OTHER):
+        for path in ("/open", "/open@1", "/shared", "/open/d/y"):
+            for request in reading(path):
+                world.ask(caller, request)
+
+
+def test_who_may_not_read_is_refused(world: World) -> None:
+    for path in ("/closed", "/closed@1", "/closed/x", "/closed/absent", "/closed/d/y@1"):
+        for request in reading(path):
+            assert world.refused(OTHER, request) is NotPermitted, request
+            if path != "/closed/absent":
+                world.ask(MINE, request)
+
+
+def test_the_way_to_the_mount_counts(world: World) -> None:
+    world.above[0] = Modes(0o40700, 0, 0)
+    assert world.refused(OTHER, messages.Log(path="/open")) is NotPermitted
+    world.ask(ROOT, messages.Log(path="/open"))
+
+
+def test_what_was_saved_closed_stays_closed(world: World) -> None:
+    world.store.publish("open", {"secret/x": b"3"}, uid=MINE.uid, mode=0o700)
+    assert world.refused(OTHER, messages.Verify(path="/open")) is NotPermitted
+    assert world.refused(OTHER, messages.Du(path="/open/secret/x@2")) is NotPermitted
+    world.ask(OTHER, messages.Verify(path="/open@1"))
+    world.ask(MINE, messages.Verify(path="/open"))
+
+
+def test_removed_units_are_their_owners(world: World) -> None:
+    for request in reading("/gone"):
+        world.ask(MINE, request)
+        world.ask(ROOT, request)
+        assert world.refused(OTHER, request) is NotFound
+    assert world.refused(MINE, messages.Publish(path="/gone")) is InvalidRequest
+
+
+def test_status_lists_what_the_caller_may_read(world: World) -> None:
+    def names(caller: Caller) -> list[object]:
+        status = world.ask(caller, messages.Status())
+        assert isinstance(status, dict)
+        units = status["units"]
+        assert isinstance(units, list)
+        return [unit["name"] for unit in units if isinstance(unit, dict)]
+
+    assert names(ROOT) == names(MINE) == ["closed", "gone", "open", "shared"]
+    assert names(OTHER) == ["open", "shared"]
+
+
+def changing(path: str) -> list[AnyRequest]:
+    """What whoever may write may do."""
+    return [
+        messages.Publish(path=path),
+        messages.Tag(path=f"{path}@1", name="t"),
+        messages.Untag(path=path, name="t"),
+        messages.Pin(path=f"{path}@1"),
+        messages.Unpin(path=f"{path}@1"),
+    ]
+
+
+def test_whoever_may_write_may_change(world: World) -> None:
+    for caller in (ROOT, MINE, OTHER):
+        for request in changing("/shared"):
+            world.ask(caller, request)
+    for request in changing("/open"):
+        assert world.refused(OTHER, request) is NotPermitted
+        world.ask(MINE, request)
+
+
+def test_the_rest_is_the_owners(world: World) -> None:
+    for request in (messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc()):
+        assert world.refused(MINE, request) is NotPermitted
+    assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES}
+    world.ask(ROOT, messages.Forget(path="/open@1"))
+    assert world.ask(ROOT, messages.Log(path="/open")) == []
+
+
+def test_units_by_command(world: World) -> None:
+    ino = world.store.make("/shared/sub", mode=0o755)
+    assert world.ask(OWNER, messages.Unit(path="/shared/sub")) == {"name": "shared"}
+    assert world.made_units == [ino]
+    for path in ("/shared/absent", "/shared@1"):
+        assert world.refused(OWNER, messages.Unit(path=path)) is NotFound
+    assert world.refused(OWNER, messages.Unit(path="/")) is InvalidRequest
+
+
+def test_requests_that_make_no_sense(world: World) -> None:
+    assert world.refused(ROOT, messages.Tag(path="/open", name="t")) is InvalidRequest
+    assert world.refused(ROOT, messages.Tag(path="/open@1", name="latest")) is InvalidRequest
+    assert world.refused(ROOT, messages.Untag(path="/open", name="none")) is NotFound
+    assert world.refused(ROOT, messages.Publish(path="/open@1")) is InvalidRequest
+    assert world.refused(ROOT, messages.Publish(path="/open", step=-1)) is InvalidRequest
+    world.ask(ROOT, messages.Tag(path="/open@1", name="t"))
+    assert world.refused(ROOT, messages.Publish(path="/open", tag="t")) is Conflict
+    assert world.refused(ROOT, messages.Forget(path="/open@1")) is Conflict
+
+
+def test_a_mount_that_is_one_users_alone(world: World) -> None:
+    rights = Rights(
+        world.store.namespace,
+        world.store.segments,
+        world.store.histories,
+        world.store.addresses,
+        lambda: world.above,
+        owner_uid=OWNER.uid,
+        only_owner=True,
+    )
+    with pytest.raises(NotPermitted):
+        rights.find(OTHER, "/open")
+    rights.find(OWNER, "/open")
+
+
+def _ignore(progress: Progress) -> None:
+    """Nobody wants to know."""
