@@ -43,7 +43,6 @@ from ckptfs.store.sweep import Sweeper
 
 log = logging.getLogger(__name__)
 _COMMIT_EVERY_S = 1.0
-_WHY_PLAIN = "this version of ckptfs has only the plain write path"
 
 
 def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -> None:
@@ -72,6 +71,7 @@ class Mount:
     def __init__(self, parts: OpenStore, path: str, socket: str, config: Config) -> None:
         self._parts = parts
         self._path = path
+        self._config = config
         self._allow_other = may_allow_other()
         self.face = Face(
             StoreParts(parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories),
@@ -101,7 +101,7 @@ class Mount:
                 nursery.start_soon(self.face.scheduler.run)
                 nursery.start_soon(self._keeper.run)
                 nursery.start_soon(stop.watch_signals)
-                nursery.start_soon(self._say_ready, as_json)
+                nursery.start_soon(self._say_ready, session, as_json)
                 await session.run()
                 log.info("unmounted" if not stop.is_asked else "stopping")
                 nursery.cancel_scope.cancel()
@@ -117,13 +117,19 @@ class Mount:
     def _mounted(self) -> Session:
         try:
             return Session(
-                self.face.operations, self._path, self._parts.disk.root, allow_other=self._allow_other
+                self.face.operations,
+                self.face.passthrough,
+                self._path,
+                self._parts.disk.root,
+                allow_other=self._allow_other,
+                write_path=self._config.write_path,
             )
         except RuntimeError as e:
             raise Unavailable(f"{self._path} cannot be mounted: {e}") from None
 
-    async def _say_ready(self, as_json: bool) -> None:
+    async def _say_ready(self, session: Session, as_json: bool) -> None:
         """The one line on stdout. The session answers as soon as this task lets it."""
+        await session.serving.wait()
         facts = self._facts()
         if as_json:
             fields = {"ready": True, "mountpoint": self._path, "store": self._parts.disk.root}
@@ -181,8 +187,8 @@ class Mount:
 
     def _facts(self) -> Facts:
         return Facts(
-            write_path="plain",
-            why=_WHY_PLAIN,
+            write_path="passthrough" if self.face.passthrough.enabled else "plain",
+            why=self.face.passthrough.why,
             mountpoint=self._path,
             ingest_pending_bytes=pending_bytes(self.face),
         )

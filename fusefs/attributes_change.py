@@ -22,6 +22,7 @@ from ckptfs.store.index import Table
 from ckptfs.store.staging import staging_path
 
 _OURS = (b"user.ckptfs.cid", b"user.ckptfs.root", b"user.ckptfs.version")
+_CAPABILITY = b"security.capability"
 _REFUSED = (b"security.selinux", b"system.posix_acl_access", b"system.posix_acl_default")
 
 
@@ -71,6 +72,21 @@ class AttributeChanges:
         if wanted.mtime_ns is not None and inode.content.staging:
             self._set_real_time(inode.content.staging, inode.atime_ns, wanted.mtime_ns)
         draft.update(ino, **fields)
+        self._finish(ino, draft)
+
+    def strip_privileges(self, ino: int) -> None:
+        """Take away set-uid, set-gid (of what the group may execute) and file capabilities."""
+        inode = self._namespace.inode(ino)
+        if not inode.is_file:
+            return
+        gone = stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0)
+        capable = self._namespace.index.get(Table.XATTR, ino.to_bytes(8, "big") + _CAPABILITY)
+        if not inode.mode & gone and capable is None:
+            return
+        draft = self._drafts.begin()
+        draft.update(ino, mode=inode.mode & ~gone, ctime_ns=draft.now_ns)
+        if capable is not None:
+            draft.set_xattr(ino, _CAPABILITY, None)
         self._finish(ino, draft)
 
     def get_xattr(self, ino: int, name: bytes) -> bytes:

@@ -22,6 +22,7 @@ from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.operations import CkptfsOperations
+from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.publish import Publisher, Request
 from ckptfs.fusefs.quiet import Quiet
@@ -81,8 +82,16 @@ class Face:
         self.units = Units(self.namespace, settings.units)
         self.quiet = Quiet(settings.settle_s, settings.settle_max_s)
         self.lookups = Lookups()
+        self.passthrough = Passthrough()
         self.files = Files(
-            store.disk, self.namespace, self.drafts, store.staging, store.segments, self.quiet, make_room
+            store.disk,
+            self.namespace,
+            self.drafts,
+            store.staging,
+            store.segments,
+            self.quiet,
+            self.passthrough,
+            make_room,
         )
         self.preimages = Preimages(
             self.namespace, self.drafts, self.units, store.segments, settings.settle_s, self.files.is_written
@@ -136,7 +145,7 @@ class Face:
             clock,
             lambda: os.urandom(UNIT_ID_BYTES),
         )
-        self.scheduler = Scheduler(self.namespace, self.units, self.preimages, self.publisher)
+        self.scheduler = Scheduler(self.namespace, self.units, self.files, self.preimages, self.publisher)
         self.files.on_closed = self.scheduler.file_closed
         self.mutations.on_renamed = self.scheduler.renamed
         self.mutations.on_directory_gone = self.publisher.directory_gone
@@ -155,6 +164,7 @@ class Face:
             self.browse,
             self.versioned,
             self,
+            self.passthrough,
             space,
         )
 

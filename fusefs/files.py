@@ -17,15 +17,18 @@ from dataclasses import dataclass, field
 import trio
 
 from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.openfile import (
     Growth,
     OpenFile,
+    copy_sparse,
     load_overlay,
     read_open,
     truncate_open,
     write_open,
 )
+from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.store.disk import Disk
@@ -35,7 +38,8 @@ from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
-_COPY_BYTES = 8 << 20
+_PIN_LIMIT_S = 10.0
+_PIN_POLL_S = 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -62,6 +66,7 @@ class Files:
         staging: Staging,
         segments: Segments,
         quiet: Quiet,
+        passthrough: Passthrough,
         make_room: Callable[[int], Awaitable[bool]],
     ) -> None:
         self._disk = disk
@@ -70,6 +75,7 @@ class Files:
         self._staging = staging
         self._segments = segments
         self._quiet = quiet
+        self._passthrough = passthrough
         self._make_room = make_room
         self.open_files: dict[int, OpenFile] = {}
         self.ingesting: dict[int, Ingesting] = {}
@@ -83,16 +89,21 @@ class Files:
         if write or truncate:
             await self.claim(ino)
         if truncate:
-            self.truncate_to_nothing(ino)
+            await self.truncate_to_nothing(ino)
         open_file = self._enter(ino)
         if write:
+            if not open_file.readers and not open_file.writers:
+                self._attach(open_file)
             open_file.writers += 1
         else:
             open_file.readers += 1
 
     def opened_new(self, ino: int, content: Content, fd: int) -> None:
         """A file was created with this staging descriptor, and is open for writing."""
-        self.open_files[ino] = OpenFile(ino, content, writers=1, fd=fd, writable=True)
+        open_file = OpenFile(ino, content, writers=1, fd=fd, writable=True)
+        self.open_files[ino] = open_file
+        if self._passthrough.attach(ino, fd):
+            self._close_fd(open_file)
 
     def release(self, ino: int, *, write: bool) -> None:
         """One handle fewer. After the last writer the file may be ingested."""
@@ -103,9 +114,24 @@ class Files:
                 self._last_writer_left(open_file)
         else:
             open_file.readers -= 1
-        if open_file.readers == 0 and open_file.writers == 0:
-            self._close_fd(open_file)
-            del self.open_files[ino]
+        self._leave_if_unused(ino)
+
+    def is_attached(self, ino: int) -> bool:
+        """Whether the kernel reads and writes its staging file itself."""
+        return self._passthrough.is_attached(ino)
+
+    def forget_pages(self, ino: int) -> None:
+        """The inode is gone, and what the kernel may have cached of it."""
+        self._passthrough.take_stale(ino)
+
+    def sample_growth(self) -> None:
+        """Look at files that the kernel writes by itself: logs that grew are minor events."""
+        now = time.monotonic()
+        for ino, open_file in self.open_files.items():
+            if open_file.writers and self._passthrough.is_attached(ino) and self._sample(open_file):
+                for parent, name in self._namespace.inode(ino).links:
+                    if open_file.growth.is_log(name):
+                        self._quiet.minor(parent, now)
 
     def is_open(self, ino: int) -> bool:
         """Whether anybody has it open."""
@@ -115,6 +141,20 @@ class Files:
         """Whether anybody has it open for writing."""
         open_file = self.open_files.get(ino)
         return open_file is not None and open_file.writers > 0
+
+    def note_unprivileged_writer(self, ino: int) -> None:
+        """Somebody who is not root writes: set-id bits go at the first write."""
+        self.open_files[ino].strip_at_write = True
+
+    def take_unprivileged_writer(self, ino: int) -> bool:
+        """Whether this write is the one at which they go."""
+        open_file = self.open_files[ino]
+        strip, open_file.strip_at_write = open_file.strip_at_write, False
+        return strip
+
+    def is_busy(self, ino: int) -> bool:
+        """Whether its staging file may not become a segment: somebody writes, or the kernel has it."""
+        return self.is_written(ino) or self._passthrough.is_attached(ino)
 
     def writers_in(self, directory: int) -> set[int]:
         """Files of a directory that are open for writing and are not logs."""
@@ -128,25 +168,36 @@ class Files:
 
     async def claim(self, ino: int) -> None:
         """Make a file safe to write to: end its ingest, take a private copy of pinned bytes."""
-        while (ingesting := self.ingesting.get(ino)) is not None:
-            ingesting.cancel = True
-            await ingesting.done.wait()
-        content = self._namespace.inode(ino).content
-        if content.staging in self._drafts.pinned_staging:
-            await self._leave_pinned_staging(ino, content)
+        while True:
+            ingesting = self.ingesting.get(ino)
+            content = self._namespace.inode(ino).content
+            if ingesting is not None:
+                ingesting.cancel = True
+                await ingesting.done.wait()
+            elif content.staging in self._drafts.pinned_staging:
+                if self._passthrough.is_attached(ino):
+                    await self._wait_for_unpinned(content.staging)
+                else:
+                    await self._leave_pinned_staging(ino, content)
+            else:
+                return
 
-    def switch_to_stored(self, ino: int, content: Content) -> None:
-        """The publisher stored the file: readers go on from the store."""
+    def switch_to_stored(self, ino: int) -> None:
+        """The publisher is about to commit the file as stored: readers go on from the store.
+
+        Its recipe cannot be read before that commit, and the commit may yet fail; so the next
+        call on the file looks at the record again.
+        """
         open_file = self.open_files.get(ino)
         if open_file is not None:
             self._close_fd(open_file)
-            self._load(open_file, content)
+            open_file.stale = True
 
     # -- bytes -----------------------------------------------------------------------------
 
     def read(self, ino: int, offset: int, length: int) -> bytes:
         """Up to `length` bytes; Corrupt if the stored bytes are not the ones that were saved."""
-        open_file = self.open_files[ino]
+        open_file = self._current(ino)
         if open_file.content.staging and open_file.fd < 0:
             self._open_fd(open_file, writable=False)
         return read_open(self._disk, self._segments, open_file, offset, length)
@@ -167,7 +218,7 @@ class Files:
         inode = self._namespace.inode(ino)
         current = self._namespace.attributes_of(ino, inode).size
         if size == 0 and current:
-            self.truncate_to_nothing(ino)
+            await self.truncate_to_nothing(ino)
             return
         if size < current:
             await self._protect_before_cut(ino)
@@ -181,12 +232,25 @@ class Files:
         finally:
             self._leave_if_unused(ino)
 
-    def truncate_to_nothing(self, ino: int) -> None:
-        """Give the file a new, empty staging file. The old content stays for whoever pins it."""
+    async def truncate_to_nothing(self, ino: int) -> None:
+        """Give the file a new, empty staging file. The old content stays for whoever pins it.
+
+        A staging file that the kernel has open itself cannot be exchanged: it is cut in place.
+        """
+        if self._passthrough.is_attached(ino):
+            await self._protect_before_cut(ino)
+            attached = self._writable(ino)
+            truncate_open(self._disk, self._segments, attached, 0)
+            self._close_fd(attached)
+            return
         draft = self._drafts.begin()
         self.preimages.before_destroying(ino, draft)
         inode = draft.inode(ino)
+        before_ns = self._namespace.attributes_of(ino, inode).mtime_ns
         number, fd = self._staging.create()
+        if before_ns >= self._disk.fstat(fd).st_mtime_ns and before_ns < draft.now_ns:
+            # The kernel's clock of new files is coarse (4 ms), and times must be seen to move.
+            self._disk.set_times(fd, draft.now_ns, draft.now_ns)
         content = Content(staging=number, fallback=durable_recipe(inode))
         draft.drop_content(inode.content)
         draft.update(ino, content=content, blocks=0, root=None, ctime_ns=draft.now_ns)
@@ -199,12 +263,12 @@ class Files:
             return
         self._close_fd(open_file)
         open_file.content, open_file.fd, open_file.writable = content, fd, True
-        open_file.extents, open_file.recipe = None, EMPTY
+        open_file.extents, open_file.recipe, open_file.stale = None, EMPTY, False
         open_file.growth = Growth(0, wrote=True)
 
     async def fsync(self, ino: int) -> None:
         """Make bytes and name durable. Durable when: this returned."""
-        open_file = self.open_files[ino]
+        open_file = self._current(ino)
         content = open_file.content
         if content.staging:
             if open_file.fd < 0:
@@ -238,16 +302,46 @@ class Files:
             self._load(open_file, self._namespace.inode(ino).content)
             open_file.growth = Growth(self._namespace.attributes(ino).size)
             self.open_files[ino] = open_file
-        return open_file
+        return self._current(ino)
 
     def _leave_if_unused(self, ino: int) -> None:
         open_file = self.open_files.get(ino)
         if open_file is not None and not open_file.readers and not open_file.writers:
             self._close_fd(open_file)
+            self._passthrough.detach(ino)
             del self.open_files[ino]
+
+    def _current(self, ino: int) -> OpenFile:
+        """The open file, with what the inode record says now."""
+        open_file = self.open_files[ino]
+        if open_file.stale:
+            self._load(open_file, self._namespace.inode(ino).content)
+        return open_file
+
+    def _attach(self, open_file: OpenFile) -> None:
+        """At the first open, for writing: let the kernel write to the staging file itself."""
+        if not self._passthrough.enabled:
+            return
+        if not open_file.content.staging and self._namespace.inode(open_file.ino).size == 0:
+            self._begin_staging(open_file)
+        if not open_file.content.staging or open_file.content.base is not None:
+            return
+        self._open_fd(open_file, writable=False)
+        self._passthrough.attach(open_file.ino, open_file.fd)
+        self._close_fd(open_file)
+
+    def _sample(self, open_file: OpenFile) -> bool:
+        fd = self._staging.open_read(open_file.content.staging)
+        try:
+            real = self._disk.fstat(fd)
+            first = b"" if open_file.growth.first else self._disk.pread(fd, 64, 0)
+        finally:
+            self._disk.close(fd)
+        return open_file.growth.sample(real.st_size, real.st_mtime_ns, first)
 
     def _load(self, open_file: OpenFile, content: Content) -> None:
         open_file.content = content
+        open_file.stale = False
         open_file.extents = None
         open_file.recipe = EMPTY
         if content.base is not None and not content.staging:
@@ -267,7 +361,7 @@ class Files:
             open_file.fd, open_file.writable = -1, False
 
     def _writable(self, ino: int) -> OpenFile:
-        open_file = self.open_files[ino]
+        open_file = self._current(ino)
         if not open_file.content.staging:
             self._begin_staging(open_file)
         elif open_file.fd < 0 or not open_file.writable:
@@ -279,6 +373,7 @@ class Files:
         number, fd = self._staging.create()
         draft = self._drafts.begin()
         inode = draft.inode(open_file.ino)
+        assert not inode.content.staging, "a file has one staging file at most"
         base = inode.content.base if inode.size else None
         content = Content(number, base, inode.size if base else 0, False, inode.content.base)
         self._disk.truncate(fd, inode.size)
@@ -298,6 +393,8 @@ class Files:
             raise
 
     def _last_writer_left(self, open_file: OpenFile) -> None:
+        if self._passthrough.is_attached(open_file.ino):
+            self._sample(open_file)
         if open_file.writable:
             self._close_fd(open_file)
         if open_file.growth.wrote or open_file.content.staging:
@@ -323,23 +420,42 @@ class Files:
         self.on_closed(ino)
 
     async def _protect_before_cut(self, ino: int) -> None:
+        if self._passthrough.is_attached(ino):
+            await self._pin_copy(ino)
+            return
         draft = self._drafts.begin()
         if self.preimages.before_destroying(ino, draft):
             draft.commit()
-            await self._leave_pinned_staging(ino, self._namespace.inode(ino).content)
+            await self.claim(ino)
+
+    async def _wait_for_unpinned(self, number: int) -> None:
+        """Readers hold the file by passthrough, so it cannot be exchanged for a copy: wait for the
+        publish that lets the pin go; EBUSY if it does not come."""
+        with trio.move_on_after(_PIN_LIMIT_S):
+            while number in self._drafts.pinned_staging:
+                await trio.sleep(_PIN_POLL_S)
+            return
+        raise PosixError(errno.EBUSY)
+
+    async def _pin_copy(self, ino: int) -> None:
+        """Pin a copy, because the file itself is about to be cut in place. Rare: a settled save that
+        somebody still reads is truncated in the moment before its publish."""
+        if not self.preimages.is_loss(ino):
+            return
+        number = await self._copied(self._namespace.inode(ino).content.staging)
+        draft = self._drafts.begin()
+        self.preimages.before_destroying(ino, draft, Content(staging=number))
+        draft.commit()
 
     async def _leave_pinned_staging(self, ino: int, content: Content) -> None:
         """Go on in a copy, because a pre-image owns the staging file. Rare: a settled save that
-        is changed in place in the moment before its publish."""
-        if not content.staging:
+        is changed in place in the moment before its publish. Several callers may copy at once;
+        the pinned bytes do not change, so the first copy that is ready is taken."""
+        number = await self._copied(content.staging)
+        live = self._namespace.find(ino)
+        if live is None or live.content.staging != content.staging:
+            self._staging.drop(number)
             return
-        number, fd = self._staging.create()
-        source = self._staging.open_read(content.staging)
-        try:
-            await trio.to_thread.run_sync(self._copy, source, fd)
-        finally:
-            self._disk.close(source)
-            self._disk.close(fd)
         draft = self._drafts.begin()
         replaced = Content(number, content.base, content.base_limit, False, content.fallback)
         draft.update(ino, content=replaced)
@@ -349,13 +465,15 @@ class Files:
             self._close_fd(open_file)
             self._load(open_file, replaced)
 
-    def _copy(self, source: int, target: int) -> None:
-        size = self._disk.fstat(source).st_size
-        self._disk.truncate(target, size)
-        for offset, length in self._disk.data_extents(source, size):
-            for at in range(offset, offset + length, _COPY_BYTES):
-                part = self._disk.pread(source, min(_COPY_BYTES, offset + length - at), at)
-                self._disk.pwrite(target, part, at)
+    async def _copied(self, number: int) -> int:
+        copy, fd = self._staging.create()
+        source = self._staging.open_read(number)
+        try:
+            await trio.to_thread.run_sync(copy_sparse, self._disk, source, fd)
+        finally:
+            self._disk.close(source)
+            self._disk.close(fd)
+        return copy
 
     def _record_limit(self, open_file: OpenFile, size: int) -> None:
         old = open_file.content

@@ -92,7 +92,7 @@ def stack_depth_for(store: str) -> int:
     """How deep file systems are stacked if the store's files back the mount's: 2 on overlayfs."""
 
     class StatFs(ctypes.Structure):
-        _fields_ = [("f_type", ctypes.c_long), ("rest", ctypes.c_byte * 256)]  # noqa: RUF012
+        _fields_ = [("f_type", ctypes.c_long), ("rest", ctypes.c_byte * 256)]
 
     found = StatFs()
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(store), ctypes.byref(found)):
@@ -107,8 +107,8 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 def open_backing(fuse_fd: int, fd: int) -> int:
     """Register a file as a backing file of this mount; returns its id (at least 1)."""
-    backing_id: int = fcntl.ioctl(fuse_fd, _BACKING_OPEN, _BACKING_MAP.pack(fd, 0, 0))
-    return backing_id
+    argument = bytearray(_BACKING_MAP.pack(fd, 0, 0))
+    return fcntl.ioctl(fuse_fd, _BACKING_OPEN, argument)
 
 
 def close_backing(fuse_fd: int, backing_id: int) -> None:

@@ -62,17 +62,7 @@ class Mutations:
 
     def create(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> int:
         """A new regular file, open for writing. Returns its inode number."""
-        directory = self._check_new(parent, name)
-        mode, gid = inherited(directory, mode, gid)
-        number, fd = self._staging.create()
-        draft = self._drafts.begin()
-        content = Content(staging=number)
-        ino = draft.new_inode(_fresh(mode, uid, gid, draft.now_ns, content=content))
-        try:
-            self._link_new(draft, parent, name, ino)
-        except BaseException:
-            self._staging.drop(number)
-            raise
+        ino, content, fd = self._new_file(parent, name, mode, uid, gid)
         self._files.opened_new(ino, content, fd)
         return ino
 
@@ -88,6 +78,10 @@ class Mutations:
         target: bytes | None = None,
     ) -> int:
         """A new directory, special file, symbolic link or empty regular file."""
+        if stat.S_ISREG(mode):
+            ino, _, fd = self._new_file(parent, name, mode, uid, gid)
+            self._files.close_descriptor(fd)
+            return ino
         directory = self._check_new(parent, name)
         mode, gid = inherited(directory, mode, gid)
         draft = self._drafts.begin()
@@ -166,6 +160,22 @@ class Mutations:
         draft.remove_inode(ino)
         draft.commit()
         self._preimages.closed_at.pop(ino, None)
+        self._files.forget_pages(ino)
+
+    def _new_file(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> tuple[int, Content, int]:
+        directory = self._check_new(parent, name)
+        mode, gid = inherited(directory, mode, gid)
+        number, fd = self._staging.create()
+        try:
+            draft = self._drafts.begin()
+            content = Content(staging=number)
+            ino = draft.new_inode(_fresh(mode, uid, gid, draft.now_ns, content=content))
+            self._link_new(draft, parent, name, ino)
+        except BaseException:
+            self._files.close_descriptor(fd)
+            self._staging.drop(number)
+            raise
+        return ino, content, fd
 
     def _move(self, parent: int, name: bytes, new_parent: int, new_name: bytes, ino: int) -> None:
         draft = self._drafts.begin()

@@ -11,7 +11,7 @@ import errno
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.errnos import PosixError
-from ckptfs.store.disk import Disk
+from ckptfs.store.disk import BLOCK_BYTES, Disk
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.inode import ROOT_INO, Inode, decode_inode
 from ckptfs.store.staging import staging_path
@@ -149,7 +149,11 @@ class Namespace:
         if inode.content.staging:
             real = self.disk.stat(staging_path(inode.content.staging))
             size, mtime_ns, ctime_ns = real.st_size, real.st_mtime_ns, max(ctime_ns, real.st_ctime_ns)
-            blocks = real.st_blocks + (inode.blocks if inode.content.base else 0)
+            blocks = real.st_blocks
+            if inode.content.base:
+                # Blocks of an overlay that hide some of its base are not counted twice.
+                dense = -(-size // BLOCK_BYTES) * (BLOCK_BYTES // 512)
+                blocks = max(blocks, min(blocks + inode.blocks, dense))
         return Attributes(
             ino=ino,
             mode=inode.mode,

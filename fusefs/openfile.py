@@ -19,6 +19,8 @@ from ckptfs.store.recipe import EMPTY, Recipe
 from ckptfs.store.segments import Segments
 
 LOG_WRITE_BYTES = 64 << 10
+_COPY_BYTES = 8 << 20
+LOG_SAMPLE_BYTES = 256 << 10
 _TEXT_CONTROL = frozenset(range(32)) - frozenset(b"\t\n\r\x1b\f")
 _LOG_NAMES = (b".log", b".out", b".err", b".txt", b".csv", b".jsonl")
 
@@ -31,6 +33,7 @@ class Growth:
     appends_only: bool = True
     wrote: bool = False
     first: bytes = b""
+    mtime_ns: int = 0
 
     def note(self, offset: int, payload: bytes) -> None:
         """Account one write."""
@@ -40,6 +43,22 @@ class Growth:
         if offset == 0:
             self.first = bytes(payload[:64])
         self.end = max(self.end, offset + len(payload))
+
+    def sample(self, size: int, mtime_ns: int, first: bytes) -> bool:
+        """Account what the kernel wrote by itself since the last sample; True if there was any.
+
+        A change of time without growth is an overwrite, and much growth at once is no log.
+        """
+        if (size, mtime_ns) == (self.end, self.mtime_ns):
+            return False
+        grown = size - self.end
+        if not 0 < grown <= LOG_SAMPLE_BYTES and self.mtime_ns:
+            self.appends_only = False
+        if grown > LOG_SAMPLE_BYTES:
+            self.appends_only = False
+        self.end, self.mtime_ns, self.wrote = size, mtime_ns, True
+        self.first = self.first or first
+        return True
 
     def is_log(self, name: bytes) -> bool:
         """Whether this only ever grew by small appends and is a log by name or by what it holds.
@@ -57,8 +76,9 @@ class Growth:
 class OpenFile:
     """State of one open inode. Touched only by the trio thread.
 
-    `content` mirrors the inode record. `fd` is the staging descriptor or -1; `writable` says how
-    it was opened. `extents`, `base` and `limit` are there for an overlay only.
+    `content` mirrors the inode record, unless the record was changed behind it (`stale`). `fd` is
+    the staging descriptor or -1; `writable` says how it was opened. `extents` is there for an
+    overlay only.
     """
 
     ino: int
@@ -71,7 +91,8 @@ class OpenFile:
     recipe: Recipe = EMPTY
     extents: Extents | None = None
     growth: Growth = field(default_factory=lambda: Growth(0))
-    privileges_checked: bool = False
+    stale: bool = False
+    strip_at_write: bool = False
 
 
 def load_overlay(disk: Disk, open_file: OpenFile, base: Recipe) -> None:
@@ -129,6 +150,17 @@ def truncate_open(disk: Disk, segments: Segments, open_file: OpenFile, size: int
     open_file.growth.wrote = True
     open_file.growth.appends_only = open_file.growth.appends_only and size == open_file.growth.end
     open_file.growth.end = size
+
+
+def copy_sparse(disk: Disk, source: int, target: int) -> None:
+    """Copy a staging file into an empty one: bytes, holes and times. Blocks: for a thread."""
+    shown = disk.fstat(source)
+    disk.truncate(target, shown.st_size)
+    for offset, length in disk.data_extents(source, shown.st_size):
+        for at in range(offset, offset + length, _COPY_BYTES):
+            part = disk.pread(source, min(_COPY_BYTES, offset + length - at), at)
+            disk.pwrite(target, part, at)
+    disk.set_times(target, shown.st_atime_ns, shown.st_mtime_ns)
 
 
 def _from_base(disk: Disk, segments: Segments, open_file: OpenFile, start: int, stop: int) -> bytes:

@@ -36,6 +36,7 @@ from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
+from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import Corrupt
@@ -93,6 +94,7 @@ class CkptfsOperations(pyfuse3.Operations):
         browse: Browse,
         versioned: VersionedFiles,
         snapshots: Snapshots,
+        passthrough: Passthrough,
         space: Callable[[], Space],
     ) -> None:
         super().__init__()
@@ -104,6 +106,8 @@ class CkptfsOperations(pyfuse3.Operations):
         self._browse = browse
         self._versioned = versioned
         self._snapshots = snapshots
+        self._passthrough = passthrough
+        self.strips_privileges = False
         self._space = space
 
     def report(self, operation: str, args: Sequence[object], error: Exception) -> None:
@@ -168,11 +172,13 @@ class CkptfsOperations(pyfuse3.Operations):
         if existing is not None:
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
-            info = await self._open_live(existing, flags)
+            info = await self._open_live(existing, flags, ctx.uid)
             return info, self._remembered(self._namespace.attributes(existing))
         mode = self._without_foreign_setgid(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
-        return _info(ino, flags, write=True), self._remembered(self._namespace.attributes(ino))
+        if ctx.uid and self.strips_privileges:
+            self._files.note_unprivileged_writer(ino)
+        return self._live_info(ino, flags, write=True), self._remembered(self._namespace.attributes(ino))
 
     @answered
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
@@ -267,6 +273,8 @@ class CkptfsOperations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
+        if self.strips_privileges and _moves_privileges(wanted, ctx.uid):
+            self._attributes.strip_privileges(inode)
         await self._attributes.set(inode, wanted)
         return self._entry(self._namespace.attributes(inode))
 
@@ -313,7 +321,7 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if inode < FIRST_VIRTUAL_INO:
-            return await self._open_live(inode, flags)
+            return await self._open_live(inode, flags, ctx.uid)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
         self._versioned.open(inode)
@@ -328,7 +336,10 @@ class CkptfsOperations(pyfuse3.Operations):
 
     @answered
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        return await self._files.write(fh >> 1, off, buf)
+        ino = fh >> 1
+        if self._files.take_unprivileged_writer(ino):
+            self._attributes.strip_privileges(ino)
+        return await self._files.write(ino, off, buf)
 
     @answered
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -404,10 +415,25 @@ class CkptfsOperations(pyfuse3.Operations):
 
     # -- shared ----------------------------------------------------------------------------
 
-    async def _open_live(self, ino: int, flags: int) -> FileInfo:
+    def _live_info(self, ino: int, flags: int, *, write: bool) -> FileInfo:
+        """The reply to an open; the last thing a handler does, so that what is armed is used."""
+        info = _info(ino, flags, write=write)
+        if self._passthrough.is_attached(ino):
+            self._passthrough.arm(ino, info.fh)
+        else:
+            self._passthrough.disarm()
+            info.keep_cache = not self._passthrough.take_stale(ino)
+        return info
+
+    async def _open_live(self, ino: int, flags: int, uid: int) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
         await self._files.open(ino, write=write, truncate=bool(flags & os.O_TRUNC))
-        return _info(ino, flags, write=write)
+        if uid and self.strips_privileges:
+            if flags & os.O_TRUNC:
+                self._attributes.strip_privileges(ino)
+            if write:
+                self._files.note_unprivileged_writer(ino)
+        return self._live_info(ino, flags, write=write)
 
     def _attributes_of(self, ino: int) -> Attributes:
         if ino >= FIRST_VIRTUAL_INO:
@@ -417,7 +443,10 @@ class CkptfsOperations(pyfuse3.Operations):
     def _entry(self, attributes: Attributes) -> EntryAttributes:
         if attributes.ino >= FIRST_VIRTUAL_INO:
             return _entry(attributes, self._browse.timeout_s(attributes.ino))
-        return _entry(attributes, LIVE_TIMEOUT_S)
+        entry = _entry(attributes, LIVE_TIMEOUT_S)
+        if self._passthrough.is_attached(attributes.ino):
+            entry.attr_timeout = 0  # a mapping changes the times without a word to anybody
+        return entry
 
     def _remembered(self, attributes: Attributes, timeout_s: float | None = None) -> EntryAttributes:
         if attributes.ino >= FIRST_VIRTUAL_INO:
@@ -448,6 +477,15 @@ def _live(ino: int) -> None:
     """Nothing under `.versions` can be changed."""
     if ino >= FIRST_VIRTUAL_INO:
         raise PosixError(errno.EROFS)
+
+
+def _moves_privileges(wanted: AttributeChange, uid: int) -> bool:
+    """Whether set-id bits go: the kernel leaves that to us (KILLPRIV_V2). A setattr with nothing in
+    it is a passthrough write to such a file."""
+    if wanted == AttributeChange():
+        return True
+    owner = wanted.uid is not None or wanted.gid is not None
+    return owner or (wanted.size is not None and uid != 0)
 
 
 def _info(ino: int, flags: int, *, write: bool) -> FileInfo:

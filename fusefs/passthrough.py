@@ -8,11 +8,8 @@ A segment is never the backing file of an open that may write. Source: SEMANTICS
 
 from __future__ import annotations
 
-import os
-
 from ckptfs.fusefs import REPLIES, kernel
 
-_KEEP_CACHE = 1 << 1
 _PASSTHROUGH = 1 << 7
 
 
@@ -54,7 +51,7 @@ class Passthrough:
         try:
             self._ids[ino] = kernel.open_backing(self._fuse_fd, fd)
         except OSError as e:
-            self.why = f"the kernel refused a backing file: {os.strerror(e.errno)}"
+            self.why = f"the kernel refused a backing file: {e.strerror}"
             return False
         self._stale.add(ino)
         return True
@@ -73,6 +70,11 @@ class Passthrough:
         """Have the reply that comes next, for `fh`, name the inode's backing file."""
         assert REPLIES is not None
         REPLIES.arm(fh, _PASSTHROUGH, self._ids[ino])
+
+    def disarm(self) -> None:
+        """The reply that comes next is an ordinary one."""
+        if REPLIES is not None:
+            REPLIES.arm(0, 0, 0)
 
     def take_stale(self, ino: int) -> bool:
         """Whether the kernel may hold cached pages of an inode that were changed behind its back;

@@ -55,14 +55,21 @@ class Preimages:
         for key, value in namespace.index.scan(Table.PREIMAGE):
             self._note(int.from_bytes(key[:8], "big"), decode_pin(value))
 
-    def before_destroying(self, ino: int, draft: Draft) -> bool:
+    def is_loss(self, ino: int) -> bool:
+        """Whether destroying this file's content now would lose what must be kept."""
+        return self._is_loss(ino, self._namespace.inode(ino))
+
+    def before_destroying(self, ino: int, draft: Draft, copy: Content | None = None) -> bool:
         """Pin the content of a file that is about to lose it; True if that was needed.
 
-        The caller then must not touch the staging file: it belongs to the pin.
+        The caller then must not touch the staging file: it belongs to the pin. With `copy` the
+        pin holds that copy instead.
         """
         inode = self._namespace.inode(ino)
         if not self._is_loss(ino, inode):
             return False
+        if copy is not None:
+            inode = msgspec.structs.replace(inode, content=copy)
         parent = inode.links[0][0]
         if self._units.versions_off(parent):
             return False

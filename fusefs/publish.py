@@ -192,7 +192,7 @@ class Publisher:
                 inode = self._namespace.inode(ino)
                 if not inode.is_file or not inode.content.staging:
                     continue
-                if self._files.is_written(ino):
+                if self._files.is_busy(ino):
                     growing.append((ino, name))
                 elif inode.content.staging in self._drafts.pinned_staging:
                     continue
@@ -209,7 +209,7 @@ class Publisher:
 
     async def _grow(self, ino: int, name: bytes, held: set[ChunkId]) -> Stored | None:
         open_file = self._files.open_files.get(ino)
-        if open_file is None or not open_file.growth.is_log(name):
+        if open_file is None or (open_file.writers and not open_file.growth.is_log(name)):
             return None
         return await self._storing.store_growing(ino, name, held)
 
@@ -257,7 +257,10 @@ class Publisher:
     def _finish(self, due: Due, planned_s: float) -> None:
         change = Change()
         for directory in due.quiet:
-            if self._quiet.happened_since(directory, planned_s) or self._has_unstored(directory):
+            if self._quiet.happened_since(directory, planned_s):
+                continue
+            if self._has_unstored(directory):
+                self._quiet.published_open(directory, planned_s)
                 continue
             change.delete(Table.DIRTY, key_of(directory))
             self._drafts.changed_dirs.discard(directory)

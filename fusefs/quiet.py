@@ -21,12 +21,14 @@ _REMEMBERED_CHANGES = 10_000
 
 @dataclass(slots=True)
 class _Activity:
-    """What happened in one directory since it was last published."""
+    """What happened in one directory since it was last published; `look_at` is when to publish
+    although nothing is known to have happened."""
 
     changed: dict[int, float] = field(default_factory=dict)
     last_major: float = float("-inf")
     first_minor: float | None = None
     last_minor: float = float("-inf")
+    look_at: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Quiet:
         """The directory was published as it is, or is gone."""
         self._dirs.pop(directory, None)
 
+    def published_open(self, directory: int, now: float) -> None:
+        """The directory was published with a copy of files that are still open: what comes next is
+        their next growth, or their close."""
+        self._dirs[directory] = _Activity(look_at=now + LOG_MAX_S)
+
     def published_settled(self, directory: int, now: float) -> None:
         """The settled files of a busy directory were published; the rest goes on waiting."""
         activity = self._dirs.get(directory)
@@ -95,13 +102,11 @@ class Quiet:
         """What to do with the unit whose changed directories these are."""
         quiet, settled_only, publish = set(), set(), False
         for directory in directories:
-            activity = self._dirs.setdefault(directory, _Activity(last_major=now))
+            activity = self._dirs.setdefault(directory, _Activity(last_major=now, look_at=now))
             writers = writers_of(directory)
             if self.is_quiet(directory, now, writers):
                 quiet.add(directory)
-                publish |= (
-                    bool(activity.changed) or activity.first_minor is None or self._log_due(activity, now)
-                )
+                publish |= bool(activity.changed) or now >= activity.look_at or self._log_due(activity, now)
             elif self._overdue(activity, now, writers):
                 settled_only.add(directory)
                 publish = True

@@ -14,6 +14,7 @@ import time
 
 import trio
 
+from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.publish import Publisher, Request
@@ -38,10 +39,11 @@ class Scheduler:
     """Runs the publisher. Belongs to the trio thread."""
 
     def __init__(
-        self, namespace: Namespace, units: Units, preimages: Preimages, publisher: Publisher
+        self, namespace: Namespace, units: Units, files: Files, preimages: Preimages, publisher: Publisher
     ) -> None:
         self._namespace = namespace
         self._units = units
+        self._files = files
         self._preimages = preimages
         self._publisher = publisher
         self._wake = trio.Event()
@@ -74,6 +76,7 @@ class Scheduler:
             self._wake = trio.Event()
 
     async def _round(self) -> None:
+        self._files.sample_growth()
         at_once, self._commit_points = self._commit_points, set()
         changed = self._publisher.changed_dirs_by_unit()
         for top in set(self._preimages.units_with_pins()) - changed.keys():

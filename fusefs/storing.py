@@ -89,7 +89,8 @@ class Storing:
         if open_file is None or not inode.content.staging or inode.content.base is not None:
             return None
         size = self._namespace.attributes_of(ino, inode).size
-        before = self._grown.get(ino)
+        # Of a file that the kernel writes by itself nobody saw that it only grew.
+        before = None if self._files.is_attached(ino) else self._grown.get(ino)
         fd = self._staging.open_read(inode.content.staging)
         try:
             clean = before.size if before is not None and before.size <= size else 0
@@ -185,7 +186,7 @@ class Storing:
 
     def _is_same(self, one: Waiting) -> bool:
         live = self._namespace.find(one.ino)
-        return live is not None and live.content == one.inode.content and not self._files.is_written(one.ino)
+        return live is not None and live.content == one.inode.content and not self._files.is_busy(one.ino)
 
     def _commit_live(self, draft: Draft, ino: int, done: Ingested) -> None:
         """The inode now is what was stored; its times stay what its staging file showed."""
@@ -202,7 +203,7 @@ class Storing:
             mtime_ns=shown.mtime_ns,
             ctime_ns=shown.ctime_ns,
         )
-        self._files.switch_to_stored(ino, content)
+        self._files.switch_to_stored(ino)
         self._files.preimages.closed_at.pop(ino, None)
         self._grown.pop(ino, None)
 

@@ -3,7 +3,7 @@
 One rule: whatever becomes reachable during the walk becomes so by a record that is put, and every
 such record is a root as well, in the same step. So the order in which records are scanned, moved
 from one table to another and removed does not matter. (What an ingest or a publish has found and
-not named yet is not reachable; its pins protect it.)
+not named yet is not reachable; its pins protect it, or the RemovalGate.)
 
 Runs in the index thread in slices of about 2 ms. Source: Dijkstra et al., "On-the-fly garbage
 collection: an exercise in cooperation", CACM 21(11), 1978: this is its write barrier.
@@ -61,11 +61,51 @@ _ROOTS: dict[int, References] = {
 }
 
 
+class RemovalGate:
+    """Keeps the collector from taking chunks out while somebody is about to name what he read.
+
+    A publish reads recipes and trees from records, and names them in records of its own some
+    awaits later. In between a job may remove the records it read. Whoever holds the gate from
+    reading to naming is safe: marking goes on, but nothing is taken until the new records, which
+    marking sees, are there. Held briefly, and never while waiting for room. Index thread.
+    """
+
+    def __init__(self) -> None:
+        self._holders = 0
+        self._opened = trio.Event()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether chunks must stay now."""
+        return self._holders > 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Nothing is taken out until the block ends."""
+        self._holders += 1
+        try:
+            yield
+        finally:
+            self._holders -= 1
+            if not self._holders:
+                self._opened.set()
+                self._opened = trio.Event()
+
+    async def opened(self) -> None:
+        """Wait until nobody holds it."""
+        while self._holders:
+            await self._opened.wait()
+
+
 class WatchedIndex(Index):
-    """An index that tells whoever watches of every change that was made, in the same step."""
+    """An index that tells whoever watches of every change that was made, in the same step.
+
+    `removals`: see RemovalGate.
+    """
 
     def __init__(self, disk: Disk, *, read_only: bool = False) -> None:
         self._watchers: list[Callable[[list[Op]], None]] = []
+        self.removals = RemovalGate()
         super().__init__(disk, read_only=read_only)
 
     def apply(self, change: Change, *, sync: bool = False) -> None:

@@ -23,6 +23,7 @@ _HEADER = struct.Struct("<4sHHQQ")
 _MAGIC = b"CKRC"
 _VERSION = 1
 _ROW_BYTES = 40
+_MAX_SIZE = (1 << 63) - 1
 HOLE = bytes(32)
 
 
@@ -116,9 +117,11 @@ def decode_recipe(encoded: bytes) -> Recipe:
 
 
 def _rows(encoded: bytes, count: int) -> Iterator[Piece]:
+    size = 0
     for at in range(_HEADER.size, _HEADER.size + count * _ROW_BYTES, _ROW_BYTES):
         length = int.from_bytes(encoded[at : at + 8], "little")
-        if not 0 < length < 1 << 62:
-            raise Corrupt(f"a recipe lists a piece of {length} bytes")
+        size += length
+        if length == 0 or size > _MAX_SIZE:
+            raise Corrupt(f"a recipe lists a piece of {length} bytes that ends at {size}")
         identity = encoded[at + 8 : at + 40]
         yield Piece(length, None if identity == HOLE else ChunkId(identity))

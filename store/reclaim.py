@@ -14,6 +14,7 @@ import trio
 from msgspec.structs import replace
 
 from ckptfs.store.disk import BLOCK_BYTES, Disk
+from ckptfs.store.errors import Corrupt, NoSpace
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import full_disk_is_no_space, remove_segment_files, write_idx
@@ -30,6 +31,7 @@ from ckptfs.store.segment_format import (
 )
 from ckptfs.store.segments import Segments
 
+_LOOKUPS_AT_ONCE = 512
 _PROBE_PATH = f"{SEGMENTS_PATH}/punch-probe.tmp"
 
 
@@ -38,7 +40,8 @@ class Reclaim:
     worker threads.
 
     `due` are the segments that still occupy unnamed ranges, `dead` the chunks whose removal from
-    the index is committed and whose bytes still stand.
+    the index is committed and whose bytes still stand, `damaged` the segments whose `.idx` cannot
+    be read, which are left alone.
     """
 
     def __init__(self, disk: Disk, index: Index, segments: Segments) -> None:
@@ -49,9 +52,11 @@ class Reclaim:
         self._one_at_a_time = trio.Lock()
         self.due: set[int] = set()
         self.dead: dict[int, set[ChunkId]] = {}
+        self.damaged: dict[int, Corrupt] = {}
         for key, facts in index.scan(Table.SEGMENT):
             if decode_facts(facts).punch_due:
                 self.due.add(int.from_bytes(key, "big"))
+        self._unresolved = set(self.due)
 
     async def can_punch(self) -> bool:
         """Whether the file system can give back ranges of a file."""
@@ -62,9 +67,9 @@ class Reclaim:
     def stage_removal(self, change: Change, chunks: Iterable[ChunkId]) -> int:
         """Take chunks out of the index in `change`; returns their stored bytes.
 
-        Pinned and unknown chunks are left out. Segments that lose their last chunk lose their
-        row. Call it once for one change and apply that in the same step. Once it is committed,
-        `execute` gives the room back.
+        Pinned and unknown chunks are left out. Call it once for one change and apply that in the
+        same step. Once it is committed, `execute` gives the room back; whether a segment goes is
+        decided by what its `.idx` lists then, not by a count.
         """
         lost: dict[int, tuple[int, set[ChunkId]]] = {}
         for chunk in set(chunks):
@@ -87,16 +92,41 @@ class Reclaim:
         # Two at once would break each other's leases.
         async with self._one_at_a_time:
             freed = 0
-            for segment in list(self.dead):
-                dead = self.dead.pop(segment)
+            for segment in [*self.dead, *(self.due - self.dead.keys())]:
                 try:
-                    freed += await self._remove_chunks(segment, dead)
-                except BaseException:
-                    self.dead.setdefault(segment, set()).update(dead)
-                    raise
-            for segment in list(self.due):
-                freed += await self._punch(segment)
+                    freed += await self._give_back(segment)
+                except Corrupt as e:
+                    self.due.discard(segment)
+                    self.damaged[segment] = e
             return freed
+
+    async def _give_back(self, segment: int) -> int:
+        if segment in self._unresolved:
+            await self._resolve(segment)
+        dead = self.dead.pop(segment, None)
+        if not dead:
+            return await self._punch(segment)
+        try:
+            return await self._remove_chunks(segment, dead)
+        except (OSError, NoSpace):
+            self.dead.setdefault(segment, set()).update(dead)
+            raise
+
+    async def _resolve(self, segment: int) -> None:
+        """Find the rows whose removal was committed before the process ended, and not finished."""
+        facts = self._segments.facts(segment)
+        if facts is not None and not facts.chunks and not self._disk.exists(segment_paths(segment)[1]):
+            await trio.to_thread.run_sync(remove_segment_files, self._disk, segment)
+            self._forget_segment(segment)
+        else:
+            index = await trio.to_thread.run_sync(read_idx, self._disk, segment)
+            for start in range(0, len(index.rows), _LOOKUPS_AT_ONCE):
+                await trio.lowlevel.checkpoint()
+                for row in index.rows[start : start + _LOOKUPS_AT_ONCE]:
+                    location = self._segments.locate(row.chunk)
+                    if location is None or location.segment != segment:
+                        self.dead.setdefault(segment, set()).add(row.chunk)
+        self._unresolved.discard(segment)
 
     async def _remove_chunks(self, segment: int, dead: set[ChunkId]) -> int:
         """Drop chunks whose removal from the index is committed; returns the bytes given back.
@@ -108,13 +138,22 @@ class Reclaim:
         left, freed = await trio.to_thread.run_sync(_shrink_idx, self._disk, segment, frozenset(dead))
         self._segments.forget(segment)
         if not left:
-            self.due.discard(segment)
+            self._forget_segment(segment)
             return freed
         self.due.add(segment)
         return freed + await self._punch(segment)
 
+    def _forget_segment(self, segment: int) -> None:
+        self.due.discard(segment)
+        change = Change()
+        change.delete(Table.SEGMENT, segment_key(segment))
+        self._index.apply(change)
+
     async def _punch(self, segment: int) -> int:
         if not await self.can_punch():
+            self.due.discard(segment)
+            return 0
+        if self._segments.facts(segment) is None:
             self.due.discard(segment)
             return 0
         # Our own reading descriptor would make the lease fail.
@@ -134,9 +173,6 @@ class Reclaim:
     def _stage_segment(self, change: Change, segment: int, payload: int, chunks: int) -> None:
         facts = self._segments.facts(segment)
         if facts is None:
-            return
-        if facts.chunks <= chunks:
-            change.delete(Table.SEGMENT, segment_key(segment))
             return
         left = replace(
             facts,

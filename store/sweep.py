@@ -110,11 +110,12 @@ class Sweeper:
 
     async def _execute(self, marking: Marking, plan: GcPlan, lowest_stage: int) -> int:
         """Take a plan's chunks out, as far as they are still dead; returns the bytes given back."""
+        # Again, because files of a version may have been opened before it was forgotten just now.
+        marking.keep_recipes(self._open_recipes())
         freed = 0
         for segments, chunks in enumerate(plan.dead.values(), 1):
             for start in range(0, len(chunks), _CHUNKS_A_CHANGE):
-                marking.keep_recipes(self._open_recipes())
-                await marking.finish()
+                await self._catch_up(marking)
                 # From here to the applied change nothing else runs.
                 change = Change()
                 part = chunks[start : start + _CHUNKS_A_CHANGE]
@@ -124,6 +125,14 @@ class Sweeper:
             if segments % _SEGMENTS_A_COMMIT == 0:
                 freed += await self._give_back()
         return freed + await self._give_back()
+
+    async def _catch_up(self, marking: Marking) -> None:
+        """Take into account all that happened; true until the caller awaits."""
+        while True:
+            await self._index.removals.opened()
+            await marking.finish()
+            if not self._index.removals.is_held:
+                return
 
     async def _give_back(self) -> int:
         """Commit, and return to the disk what only waited for it."""

@@ -67,7 +67,9 @@ def encode_tree(entries: Iterable[Entry]) -> bytes:
 def decode_tree(encoded: bytes) -> tuple[Entry, ...]:
     """The entries, sorted by name; Corrupt unless `encoded` is one canonical tree."""
     node = decode_node(encoded)
-    if not isinstance(node, dict) or node.get("version") != _VERSION or set(node) != {"version", "entries"}:
+    if not isinstance(node, dict) or node.keys() != {"version", "entries"}:
+        raise Corrupt("not a tree")
+    if type(node["version"]) is not int or node["version"] != _VERSION:
         raise Corrupt(f"not a tree of version {_VERSION}")
     rows = node["entries"]
     if not isinstance(rows, list):

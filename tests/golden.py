@@ -30,21 +30,24 @@ def vectors(name: str) -> list[dict[str, Any]]:
 
 def plain(value: object) -> Any:
     """`value` as JSON shows it: bytes as {"hex": …}, CIDs as {"cid": …}, records as their fields."""
-    if isinstance(value, bytes):
-        return {"hex": value.hex()}
-    if isinstance(value, Link):
-        return {"cid": cid_text(value.digest, value.codec)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    return value
+    match value:
+        case bytes():
+            shown: Any = {"hex": value.hex()}
+        case Link():
+            shown = {"cid": cid_text(value.digest, value.codec)}
+        case Enum():
+            shown = value.value
+        case tuple() | list():
+            shown = [plain(item) for item in value]
+        case dict():
+            shown = {key: plain(item) for key, item in value.items()}
+        case msgspec.Struct():
+            shown = {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+        case _ if dataclasses.is_dataclass(value):
+            shown = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        case _:
+            shown = value
+    return shown
 
 
 @st.composite

@@ -66,6 +66,7 @@ class RoundResult:
     restart_s: float = 0.0
     recovery: str = ""
     findings: list[str] = field(default_factory=list)
+    is_last: bool = False
 
 
 class Campaign:
@@ -111,7 +112,12 @@ class Campaign:
         begun = time.monotonic()
         if result.killed_at_start:
             self._kill_while_starting()
-        self.mount.restart()
+        try:
+            self.mount.restart()
+        except AssertionError as e:
+            result.findings.append(f"the store does not open again: {e}")
+            result.is_last = True
+            return result
         result.restart_s = time.monotonic() - begun
         self._check(result, killed_at)
         return result
@@ -316,18 +322,6 @@ class Campaign:
         self._roots[unit] = roots
 
 
-@dataclass(slots=True)
-class Totals:
-    """Of all rounds."""
-
-    kills: int = 0
-    calls: int = 0
-    pending: int = 0
-    fsyncs: int = 0
-    versions: int = 0
-    findings: int = 0
-
-
 def campaign(
     kills: int, seed: int, place: Path, kills_per_store: int, *, show: bool, stop_at_finding: bool
 ) -> list[RoundResult]:
@@ -347,6 +341,8 @@ def campaign(
                 found = found or bool(result.findings)
                 if result.findings and stop_at_finding:
                     return results
+                if result.is_last:
+                    break
         if not found:
             shutil.rmtree(folder)
         elif show:

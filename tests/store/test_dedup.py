@@ -157,3 +157,50 @@ def test_pinned_chunks_are_not_removed(store: SmallStore) -> None:
     with store.segments.pins.hold([stored.recipe]):
         remove(store, [stored.recipe])
     assert store.segments.read_recipe(stored.recipe).size == 1000
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_a_removal_that_was_cut_short_is_finished_after_a_restart(store: SmallStore, all_of_it: bool) -> None:
+    stored = store.store_bytes(safetensors({"a": random_bytes(MIB, 1), "b": random_bytes(MIB, 2)}))
+    store.index.commit()
+    chunks = list(store.segments.read_recipe(stored.recipe).chunks())
+    dead = [*chunks, stored.recipe] if all_of_it else chunks[-4:]
+    change = Change()
+    store.ingest.reclaim.stage_removal(change, dead)
+    store.index.apply(change)
+    store.reopen()
+    assert trio.run(store.ingest.reclaim.execute) >= MIB - 2 * BLOCK_BYTES
+    assert (store.segment_files() == []) == all_of_it
+    assert (store.index.count(Table.SEGMENT) == 0) == all_of_it
+    store.reopen()
+    assert not store.ingest.reclaim.due
+    if not all_of_it:
+        assert store.segments.read_file(store.segments.read_recipe(stored.recipe), 500_000, 500_000)
+
+
+def test_a_segment_that_lost_its_idx_half_removed_goes(store: SmallStore) -> None:
+    stored = store.store_bytes(random_bytes(MIB))
+    store.index.commit()
+    number = segment_of(store, stored)
+    chunks = [*store.segments.read_recipe(stored.recipe).chunks(), stored.recipe]
+    change = Change()
+    store.ingest.reclaim.stage_removal(change, chunks)
+    store.index.apply(change)
+    store.index.commit()
+    (store.root / segment_paths(number)[1]).unlink()
+    store.reopen()
+    trio.run(store.ingest.reclaim.execute)
+    assert store.segment_files() == []
+    assert store.index.count(Table.SEGMENT) == 0
+
+
+def test_a_damaged_idx_does_not_stop_the_rest(store: SmallStore) -> None:
+    shared = random_bytes(MIB)
+    store.store_bytes(safetensors({"a": shared}))
+    numbers = [
+        segment_of(store, store.store_bytes(safetensors({"b": random_bytes(MIB, seed), "c": shared})))
+        for seed in (2, 3)
+    ]
+    (store.root / segment_paths(numbers[0])[1]).write_bytes(b"?")
+    assert store.reclaim() >= MIB - 2 * BLOCK_BYTES
+    assert list(store.ingest.reclaim.damaged) == [numbers[0]]

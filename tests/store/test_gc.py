@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from saved_store import SavedStore, contents
 
 from ckptfs.store.disk import Disk, Space
@@ -271,6 +272,31 @@ def test_inodes_pins_and_published_trees_are_roots(collecting: Collecting, rng: 
         store.index.apply(change)
         plan = await collecting.sweeper.collect()
         assert 180_000 < plan.stored_bytes < 190_000
+
+    trio.run(scenario)
+
+
+def test_what_a_publish_has_read_stays_until_it_names_it(collecting: Collecting, rng: random.Random) -> None:
+    async def scenario() -> None:
+        store = collecting.store
+        record = await store.publish(b"run", {b"a": rng.randbytes(300_000)})
+        await store.publish(b"run", {})
+        assert record.top.tree is not None
+        (entry,) = store.segments.read_tree(record.top.tree)
+        async with trio.open_nursery() as nursery:
+            with store.index.removals.hold():
+                store.histories.forget(record.unit, record.number)
+                nursery.start_soon(collecting.sweeper.collect)
+                for _ in range(50):
+                    await trio.testing.wait_all_tasks_blocked(0.001)
+                inode = Inode(stat.S_IFREG, 0, 0, ((1, b"a"),), 1, 1, 1, content=Content(base=entry.recipe))
+                change = Change()
+                change.put(Table.INODE, bytes(7) + b"\5", encode_inode(inode))
+                store.index.apply(change)
+        assert entry.recipe is not None
+        assert store.segments.read_file(store.segments.read_recipe(entry.recipe), 0, 300_000)
+        assert all(store.segments.locate(c) for c in store.segments.read_recipe(entry.recipe).chunks())
+        assert store.segments.locate(record.top.tree) is None
 
     trio.run(scenario)
 

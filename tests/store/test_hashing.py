@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from Crypto.Hash import SHA3_256
+from golden import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.store.hashing import chunk_id, crc64, sha3
-from golden import vectors
 
 _POLYNOMIAL = 0x9A6C9329AC4BC9B5  # CRC-64/NVME, reflected
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from golden import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiformats import CID
 
 from ckptfs.store.errors import InvalidRequest
 from ckptfs.store.ids import CidCodec, cid_bytes, cid_text, parse_cid_bytes, parse_cid_text
-from golden import vectors
 
 DIGESTS = st.binary(min_size=32, max_size=32)
 CODECS = st.sampled_from(CidCodec)

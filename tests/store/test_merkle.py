@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from golden import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.merkle import file_root, leaf_hash, node_hash, root_of, version_leaf, version_root
-from golden import vectors
 
 
 def naive_root(leaves: list[bytes]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+from golden import broken, plain, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.recipe import EMPTY, HOLE, Piece, Recipe, decode_recipe
-from golden import broken, plain, vectors
 
 CHUNKS = st.binary(min_size=32, max_size=32).filter(lambda b: b != HOLE).map(ChunkId)
 PIECES = st.builds(Piece, st.integers(1, 1 << 40), st.one_of(st.none(), CHUNKS))
