@@ -36,13 +36,14 @@ from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
 from ckptfs.fusefs.publish import Request
 from ckptfs.fusefs.session import Session
 from ckptfs.store.disk import Space
-from ckptfs.store.errors import NoSpace, Unavailable
+from ckptfs.store.errors import CkptfsError, NoSpace, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import Change, Index
 from ckptfs.store.sweep import Sweeper
 
 log = logging.getLogger(__name__)
 _COMMIT_EVERY_S = 1.0
+_RECLAIM_EVERY_S = 3.0
 
 
 def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -> None:
@@ -98,6 +99,7 @@ class Mount:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
                 nursery.start_soon(self._commit_regularly)
+                nursery.start_soon(self._reclaim_regularly)
                 nursery.start_soon(self.face.scheduler.run)
                 nursery.start_soon(self._keeper.run)
                 nursery.start_soon(stop.watch_signals)
@@ -143,6 +145,15 @@ class Mount:
             await trio.sleep(_COMMIT_EVERY_S)
             if self._parts.index.pending:
                 commit_or_warn(self._parts.index)
+
+    async def _reclaim_regularly(self) -> None:
+        """Punch duplicate ranges whose removal is committed; what somebody has mapped waits."""
+        while True:
+            await trio.sleep(_RECLAIM_EVERY_S)
+            try:
+                await self._parts.ingest.reclaim.execute()
+            except (CkptfsError, OSError) as e:
+                log.error("room of duplicates was not given back: %s", e)
 
     async def _make_room(self, wanted_bytes: int) -> bool:
         return await self._keeper.make_room(wanted_bytes)

@@ -20,7 +20,6 @@ from ckptfs.store.histories import Histories
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.layout import Holder, StoreLock, open_store
-from ckptfs.store.marking import WatchedIndex
 from ckptfs.store.recovery import recover
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
@@ -36,7 +35,7 @@ class OpenStore:
     """The parts of an open store. All but the disk belong to the thread that opened it."""
 
     disk: Disk
-    index: WatchedIndex
+    index: Index
     staging: Staging
     segments: Segments
     ingest: Ingest
@@ -54,7 +53,7 @@ def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]
     with ExitStack() as stack:
         lock = StoreLock(disk, Holder(os.getpid(), mountpoint, socket))
         stack.callback(lock.release)
-        index = WatchedIndex(disk)
+        index = Index(disk)
         stack.callback(index.close)
         histories = Histories(disk, index)
         for problem in histories.problems:

@@ -39,6 +39,9 @@ from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import CidCodec, RecipeId, TreeId, UnitId, cid_text
 from ckptfs.store.tree import Entry
 
+# What was saved never changes. A version may be forgotten and `.versions` takes its rights from a
+# directory on the way to it, so a second does no harm. Links move on at every publish, and
+# `.versions/UNIT` is reached without its directory.
 _SAVED_TIMEOUT_S = 3600.0
 _VERSION_TIMEOUT_S = 1.0
 _PAGE_ROWS = 1024
@@ -77,11 +80,11 @@ class Browse:
             self._page = None
 
     def timeout_s(self, ino: int) -> float:
-        """How long the kernel may keep an answer: what was saved never changes, the rest may at any time."""
+        """How long the kernel may keep an answer."""
         node = self._nodes.get(ino)
         if isinstance(node, SavedNode):
             return _SAVED_TIMEOUT_S
-        return _VERSION_TIMEOUT_S if isinstance(node, VersionNode) else 0.0
+        return _VERSION_TIMEOUT_S if isinstance(node, VersionNode | VersionsNode) else 0.0
 
     # ---- names ------------------------------------------------------------------------------
 
@@ -100,9 +103,14 @@ class Browse:
         Its inode is not that of the version's own name, so that no directory has two names.
         """
         base = self._tops.base(VersionsNode(directory))
-        if base is None or base.unit != unit:
+        top = self._histories.unit_of_ino(directory)
+        if top is not None and top.unit == unit:
+            path = b""
+        elif base is not None and base.unit == unit:
+            path = base.path
+        else:
             raise NotFound("the directory has moved to another unit")
-        made = Base(virtual_ino(b"made", base.ino, number), unit, base.path)
+        made = Base(virtual_ino(b"made", directory, unit, number), unit, path)
         return self._noted(VersionNode(self._version_place(made, number)))
 
     def lookup(self, parent: int, name: bytes) -> Attributes:

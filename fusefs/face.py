@@ -112,8 +112,8 @@ class Face:
 
     def open_recipes(self) -> list[RecipeId]:
         """What is open and must stay readable, for the collector."""
-        recipes = [f.recipe.identity() for f in self.files.open_files.values() if len(f.recipe)]
-        return recipes + [recipe.identity() for recipe in self.versioned.recipes()]
+        live = [f.content.base for f in self.files.open_files.values() if f.content.base is not None]
+        return live + self.versioned.recipes() + self.storing.grown_recipes()
 
     async def snapshot(self, directory: int, name: bytes) -> Attributes:
         """`mkdir DIR/.versions/NAME`: publish the unit and tag the version."""

@@ -108,7 +108,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 def open_backing(fuse_fd: int, fd: int) -> int:
     """Register a file as a backing file of this mount; returns its id (at least 1)."""
     argument = bytearray(_BACKING_MAP.pack(fd, 0, 0))
-    return fcntl.ioctl(fuse_fd, _BACKING_OPEN, argument)
+    return int(fcntl.ioctl(fuse_fd, _BACKING_OPEN, argument))
 
 
 def close_backing(fuse_fd: int, backing_id: int) -> None:

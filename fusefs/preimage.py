@@ -52,7 +52,13 @@ class Preimages:
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
         self._pinned_units: dict[int, dict[int, Content]] = {}
-        for key, value in namespace.index.scan(Table.PREIMAGE):
+        self.reload_pins()
+
+    def reload_pins(self) -> None:
+        """Take what is pinned from the index."""
+        self._pinned_units.clear()
+        self._drafts.pinned_staging.clear()
+        for key, value in self._namespace.index.scan(Table.PREIMAGE):
             self._note(int.from_bytes(key[:8], "big"), decode_pin(value))
 
     def is_loss(self, ino: int) -> bool:

@@ -125,6 +125,15 @@ class Publisher:
         if not self._is_linked(top):
             return None
         due = self._still_due(due, planned_s)
+        with self._namespace.index.removals.hold():
+            record = await self._publish_trees(top, due, request, grown, held)
+        self._finish(due, planned_s)
+        return record
+
+    async def _publish_trees(
+        self, top: int, due: Due, request: Request, grown: dict[int, Stored], held: set[ChunkId]
+    ) -> VersionRecord | None:
+        """From the trees to the record; nothing that they name can be collected meanwhile."""
         builder = TreeBuilder(
             self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown
         )
@@ -134,14 +143,11 @@ class Publisher:
         change = Change()
         for directory, built in builder.built.trees.items():
             change.put(Table.PUBLISHED, key_of(directory), built)
-        record = None
         if self._histories.unit_of_ino(top) is None and not self._segments.read_tree(tree):
             # Nothing was ever saved here: no history for an empty directory.
             self._namespace.index.apply(change)
-        else:
-            record = self._append(self._unit_of(top), top_entry, request, change)
-        self._finish(due, planned_s)
-        return record
+            return None
+        return self._append(self._unit_of(top), top_entry, request, change)
 
     async def publish_now(self, top: int, request: Request) -> VersionRecord:
         """Make a version of what is there at once; the newest one if nothing is new."""
@@ -310,7 +316,7 @@ class Publisher:
         if any(pin.inode.content.staging for _, pin in kept):
             return  # somebody has a pinned file mapped: the next round tries again
         if kept:
-            with self._segments.pins.hold() as held:
+            with self._namespace.index.removals.hold(), self._segments.pins.hold() as held:
                 await self._append_preimage(top, [pin for _, pin in kept], held)
         draft = self._drafts.begin()
         self._preimages.release(top, [key for key, _ in pins], draft)

@@ -99,7 +99,8 @@ class Session:
             ours.send(offer.request)
             await trio.lowlevel.wait_readable(ours)
             answer = ours.recv(4096)
-            trio.lowlevel.notify_closing(theirs.fileno())
+            # Cancelled, not told of a closed fd: the task may not be waiting for it at this moment.
+            nursery.cancel_scope.cancel()
         os.write(self._fuse_fd, kernel.amended(answer, offer, kernel.stack_depth_for(self._store)))
         os.dup2(self._fuse_fd, theirs.fileno(), inheritable=False)
         ours.close()

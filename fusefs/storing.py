@@ -15,9 +15,11 @@ import msgspec
 from ckptfs.fusefs.draft import Draft, Drafts
 from ckptfs.fusefs.files import Files, Ingesting
 from ckptfs.fusefs.namespace import Namespace
+from ckptfs.fusefs.openfile import OpenFile
 from ckptfs.fusefs.treebuilder import Stored
+from ckptfs.store.errors import NoSpace
 from ckptfs.store.formats import Reader
-from ckptfs.store.ids import ChunkId
+from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Candidate, Ingest, Ingested
 from ckptfs.store.inode import Content, Inode
@@ -63,7 +65,7 @@ class Storing:
         self._staging = staging
         self._segments = segments
         self._ingest = ingest
-        self._grown: dict[int, Recipe] = {}
+        self._grown: dict[int, tuple[RecipeId, Recipe]] = {}
         self.pending_bytes = 0
 
     async def store(self, waiting: Sequence[Waiting]) -> set[object]:
@@ -86,25 +88,41 @@ class Storing:
         """
         open_file = self._files.open_files.get(ino)
         inode = self._namespace.inode(ino)
-        if open_file is None or not inode.content.staging or inode.content.base is not None:
+        content = inode.content
+        if open_file is None or not content.staging:
             return None
         size = self._namespace.attributes_of(ino, inode).size
-        # Of a file that the kernel writes by itself nobody saw that it only grew.
-        before = None if self._files.is_attached(ino) else self._grown.get(ino)
-        fd = self._staging.open_read(inode.content.staging)
+        before, clean = self._start_of_copy(open_file, size)
+        fd = self._staging.open_read(content.staging)
         try:
-            clean = before.size if before is not None and before.size <= size else 0
             done = await self._ingest.store_growing(
-                fd, size, _text(name), before if clean else None, clean, pin=pin
+                fd, size, _text(name), before, clean, base_limit=content.base_limit, pin=pin
             )
         finally:
             self._files.close_descriptor(fd)
-        self._grown[ino] = self._segments.read_recipe(done.recipe)
+        self._grown[ino] = (done.recipe, self._segments.read_recipe(done.recipe))
         return Stored(done.recipe, done.root, done.size)
 
     def forget_growing(self, ino: int) -> None:
         """The file was truncated, closed or removed: the next copy starts from nothing."""
         self._grown.pop(ino, None)
+
+    def _start_of_copy(self, open_file: OpenFile, size: int) -> tuple[Recipe | None, int]:
+        """(what was stored of the file, up to where that still holds)."""
+        if open_file.content.base is not None:
+            base = self._segments.read_recipe(open_file.content.base)
+            first = next(iter(open_file.extents), (size, size))[0] if open_file.extents is not None else 0
+            return base, min(first, base.size, size)
+        if self._files.is_attached(open_file.ino):
+            return None, 0  # the kernel writes it by itself: nobody saw that it only grew
+        _, before = self._grown.get(open_file.ino, (None, None))
+        if before is None or before.size > size or not open_file.growth.appends_only:
+            return None, 0
+        return before, before.size
+
+    def grown_recipes(self) -> list[RecipeId]:
+        """What the next copies of logs start from, for the collector to leave alone."""
+        return [identity for identity, _ in self._grown.values()]
 
     def root_of(self, recipe: Recipe) -> bytes:
         """The Merkle file root of a stored file."""
@@ -119,6 +137,9 @@ class Storing:
             candidates = [self._candidate(one, flags) for one in group]
             by_key = {self._key(one): one for one in group}
             report = await self._ingest.store_files(candidates, self._committer(by_key, flags))
+        except NoSpace:
+            self._files.preimages.reload_pins()  # the change with their new places was not made
+            raise
         finally:
             for ino, flag in flags.items():
                 del self._files.ingesting[ino]

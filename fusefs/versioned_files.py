@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from ckptfs.fusefs.browse import Browse
 from ckptfs.store.errors import CkptfsError, Corrupt
 from ckptfs.store.formats import parse
+from ckptfs.store.ids import RecipeId
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 
@@ -25,34 +26,36 @@ class VersionedFiles:
         self._segments = segments
         self._browse = browse
         self._live_recipe = live_recipe
-        self._open: dict[int, tuple[Recipe, int]] = {}
+        self._open: dict[int, tuple[RecipeId, Recipe, int]] = {}
 
     def open(self, ino: int) -> None:
         """Open once more; NotFound if the version is gone."""
-        recipe, count = self._open.get(ino, (None, 0))
-        if recipe is None:
-            recipe = self._segments.read_recipe(self._browse.recipe(ino))
-        self._open[ino] = (recipe, count + 1)
+        if ino in self._open:
+            identity, recipe, count = self._open[ino]
+        else:
+            identity, count = self._browse.recipe(ino), 0
+            recipe = self._segments.read_recipe(identity)
+        self._open[ino] = (identity, recipe, count + 1)
 
     def release(self, ino: int) -> None:
         """One handle fewer."""
-        recipe, count = self._open[ino]
+        identity, recipe, count = self._open[ino]
         if count == 1:
             del self._open[ino]
         else:
-            self._open[ino] = (recipe, count - 1)
+            self._open[ino] = (identity, recipe, count - 1)
 
     def read(self, ino: int, offset: int, length: int) -> bytes:
         """Up to `length` verified bytes, or Corrupt."""
-        return self._segments.read_file(self._open[ino][0], offset, length)
+        return self._segments.read_file(self._open[ino][1], offset, length)
 
-    def recipes(self) -> list[Recipe]:
+    def recipes(self) -> list[RecipeId]:
         """What is open, for the collector to leave alone."""
-        return [recipe for recipe, _ in self._open.values()]
+        return [identity for identity, _, _ in self._open.values()]
 
     def describe(self, ino: int, error: Corrupt, args: Sequence[object]) -> str:
         """The error with the tensor that the bytes belong to, if the file's format tells."""
-        recipe = self._open[ino][0] if ino in self._open else self._live_recipe(ino)
+        recipe = self._open[ino][1] if ino in self._open else self._live_recipe(ino)
         if recipe is None or error.expected is None:
             return str(error)
         offset = next(

@@ -21,7 +21,7 @@ import cbor2
 from ckptfs.store.errors import Corrupt, InvalidRequest
 from ckptfs.store.ids import CidCodec, cid_bytes, parse_cid_bytes
 
-Node: TypeAlias = "None | bool | int | str | bytes | Link | list[Node] | dict[str, Node]"
+Node: TypeAlias = "bool | int | str | bytes | Link | list[Node] | dict[str, Node] | None"
 _CID_TAG = 42
 _MAX_DEPTH = 64
 

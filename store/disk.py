@@ -12,12 +12,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 from dataclasses import dataclass
 from typing import Literal
 
 BLOCK_BYTES = 4096
 _FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
 _CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
+_F_SETSIG = 10
 _LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
 
 
@@ -190,6 +192,8 @@ class Disk:
         open or mapping exists. The probe is atomic; the caller holds the lease only as long as
         it needs the answer to stay true.
         """
+        # The kernel tells of a broken lease by a signal, by default SIGIO, which would end the process.
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
         try:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, _LEASE_KINDS[kind])
         except OSError as e:
@@ -230,4 +234,6 @@ class Disk:
     def space(self) -> Space:
         """Room on the file system below the store."""
         s = os.statvfs(self.root)
-        return Space(s.f_blocks * s.f_frsize, s.f_bfree * s.f_frsize, s.f_bavail * s.f_frsize, s.f_files, s.f_ffree)
+        return Space(
+            s.f_blocks * s.f_frsize, s.f_bfree * s.f_frsize, s.f_bavail * s.f_frsize, s.f_files, s.f_ffree
+        )

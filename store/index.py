@@ -11,7 +11,8 @@ segments and the history. Source: FORMAT.md, "Index".
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import lmdb
@@ -19,6 +20,7 @@ import lmdb
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace, ReadOnly
 from ckptfs.store.journal import Journal, Op
+from ckptfs.store.removal_gate import RemovalGate
 
 _MAP_BYTES = 1 << 40
 _SEQUENCE = b"sequence"
@@ -72,7 +74,10 @@ class Change:
 
 
 class Index:
-    """LMDB and its journal. Every method belongs to the thread that opened it."""
+    """LMDB and its journal. Every method belongs to the thread that opened it.
+
+    `removals`: see RemovalGate.
+    """
 
     def __init__(self, disk: Disk, *, read_only: bool = False) -> None:
         self._thread = threading.get_ident()
@@ -91,6 +96,8 @@ class Index:
         self._transaction = self._env.begin(write=not read_only)
         self._sequence = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")
         self._actions: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[list[Op]], None]] = []
+        self.removals = RemovalGate()
         self._pending = 0
         if not read_only:
             self._journal = Journal(disk)
@@ -146,6 +153,8 @@ class Index:
             self._journal.append(self._sequence + 1, change.operations)
             self._sequence += 1
             self._pending += len(change.operations)
+            for watcher in self._watchers:
+                watcher(change.operations)
             self._put_or_recover(change.operations)
         self._actions += change.actions
         if sync:
@@ -174,6 +183,23 @@ class Index:
         actions, self._actions = self._actions, []
         for action in actions:
             action()
+
+    @contextmanager
+    def watch(self, watcher: Callable[[list[Op]], None]) -> Iterator[None]:
+        """Tell `watcher` of every change, in the same step, until the block ends."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
+
+    def free_reserve(self) -> bool:
+        """Give up the blocks that are kept aside for a full disk; False if they are gone."""
+        return self._journal.free_reserve()
+
+    def ensure_reserve(self) -> None:
+        """Keep blocks aside again."""
+        self._journal.ensure_reserve()
 
     def close(self) -> None:
         """Commit and close."""

@@ -32,6 +32,7 @@ PACK_FILES = 2048
 SLAB_BYTES = 8 << 20
 _ADOPT_STEP_BYTES = 16 << 20
 _FILES_PER_STEP = 256
+AT_ONCE_UNLINKED_BYTES = 64 << 20
 _COPY_ONE_IN = 8
 """A file is copied into the pack instead of adopted if at most one byte in so many is new."""
 
@@ -75,6 +76,7 @@ class Batch:
 
     async def run(self, candidates: Sequence[Candidate]) -> None:
         """Store them all; raises NoSpace or OSError, and then leaves nothing half stored."""
+        await self._committer.reclaim.remove_files()
         jobs = [Job(one, self._disk, self._segments) for one in candidates]
         with self._segments.pins.hold() as held:
             self._pack = Pack(self._committer, held)
@@ -151,7 +153,9 @@ class Batch:
             # The records that name these chunks are committed: the pins have done their work.
             self._pack.held.clear()
 
-    def _fill(self, done: Sequence[Job], stored: list[Ingested], change: Change) -> bool:
+    def _fill(
+        self, done: Sequence[Job], stored: list[Ingested], change: Change, *, is_linked: bool = False
+    ) -> bool:
         """Add the files' records to the change; what was dropped stays out of `stored`."""
         ingested = [one.ingested for one in done if one.ingested is not None]
         dropped = set(self._commit_files(change, ingested)) if ingested else set()
@@ -161,8 +165,15 @@ class Batch:
                 self.report.cancelled.append(job.ingested.key)
             else:
                 stored.append(job.ingested)
-                change.after_commit(partial(self._staging.drop, job.candidate.staging))
+                change.after_commit(partial(self._drop_staging, job.candidate, is_linked))
         return True
+
+    def _drop_staging(self, one: Candidate, is_linked: bool) -> None:
+        """Unlink a staging file, at once if that frees little."""
+        if is_linked or one.size < AT_ONCE_UNLINKED_BYTES:
+            self._staging.drop(one.staging)
+        else:
+            self._committer.reclaim.superfluous.append(staging_path(one.staging))
 
     async def _adopt(self, job: Job) -> None:
         """Let a staging file become a segment, unless nearly all of it is stored already."""
@@ -242,7 +253,7 @@ class Batch:
         stored: list[Ingested] = []
 
         def fill(change: Change) -> bool:
-            self._fill([job], stored, change)
+            self._fill([job], stored, change, is_linked=True)
             return bool(stored)
 
         self._committer.commit(built, fill)

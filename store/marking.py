@@ -12,12 +12,10 @@ collection: an exercise in cooperation", CACM 21(11), 1978: this is its write ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from time import perf_counter
 
 import trio
 
-from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.gc import (
     KEPT,
@@ -35,7 +33,7 @@ from ckptfs.store.gc import (
 )
 from ckptfs.store.history_mirror import version_of
 from ckptfs.store.ids import ChunkId, RecipeId
-from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.index import Index, Table
 from ckptfs.store.journal import Op
 from ckptfs.store.segment_format import decode_location
 from ckptfs.store.segments import Segments
@@ -59,79 +57,6 @@ _ROOTS: dict[int, References] = {
     Table.PUBLISHED: references_of_published,
     Table.VERSION: _references_of_version_row,
 }
-
-
-class RemovalGate:
-    """Keeps the collector from taking chunks out while somebody is about to name what he read.
-
-    A publish reads recipes and trees from records, and names them in records of its own some
-    awaits later. In between a job may remove the records it read. Whoever holds the gate from
-    reading to naming is safe: marking goes on, but nothing is taken until the new records, which
-    marking sees, are there. Held briefly, and never while waiting for room. Index thread.
-    """
-
-    def __init__(self) -> None:
-        self._holders = 0
-        self._opened = trio.Event()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether chunks must stay now."""
-        return self._holders > 0
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Nothing is taken out until the block ends."""
-        self._holders += 1
-        try:
-            yield
-        finally:
-            self._holders -= 1
-            if not self._holders:
-                self._opened.set()
-                self._opened = trio.Event()
-
-    async def opened(self) -> None:
-        """Wait until nobody holds it."""
-        while self._holders:
-            await self._opened.wait()
-
-
-class WatchedIndex(Index):
-    """An index that tells whoever watches of every change that was made, in the same step.
-
-    `removals`: see RemovalGate.
-    """
-
-    def __init__(self, disk: Disk, *, read_only: bool = False) -> None:
-        self._watchers: list[Callable[[list[Op]], None]] = []
-        self.removals = RemovalGate()
-        super().__init__(disk, read_only=read_only)
-
-    def apply(self, change: Change, *, sync: bool = False) -> None:
-        """As Index.apply. Watchers are told of a change that failed half way, too."""
-        try:
-            super().apply(change, sync=sync)
-        finally:
-            for watcher in self._watchers:
-                watcher(change.operations)
-
-    @contextmanager
-    def watch(self, watcher: Callable[[list[Op]], None]) -> Iterator[None]:
-        """Tell `watcher` of every change until the block ends."""
-        self._watchers.append(watcher)
-        try:
-            yield
-        finally:
-            self._watchers.remove(watcher)
-
-    def free_reserve(self) -> bool:
-        """Give up the blocks that are kept aside for a full disk; False if they are gone."""
-        return self._journal.free_reserve()
-
-    def ensure_reserve(self) -> None:
-        """Keep blocks aside again."""
-        self._journal.ensure_reserve()
 
 
 class _Pace:

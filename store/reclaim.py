@@ -8,7 +8,7 @@ Source: FORMAT.md, "Segments", what a crash leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import trio
 from msgspec.structs import replace
@@ -41,7 +41,8 @@ class Reclaim:
 
     `due` are the segments that still occupy unnamed ranges, `dead` the chunks whose removal from
     the index is committed and whose bytes still stand, `damaged` the segments whose `.idx` cannot
-    be read, which are left alone.
+    be read, which are left alone, `superfluous` the paths of large files that no record names any
+    more (to free gigabytes takes too long for the index thread).
     """
 
     def __init__(self, disk: Disk, index: Index, segments: Segments) -> None:
@@ -53,6 +54,7 @@ class Reclaim:
         self.due: set[int] = set()
         self.dead: dict[int, set[ChunkId]] = {}
         self.damaged: dict[int, Corrupt] = {}
+        self.superfluous: list[str] = []
         for key, facts in index.scan(Table.SEGMENT):
             if decode_facts(facts).punch_due:
                 self.due.add(int.from_bytes(key, "big"))
@@ -91,7 +93,7 @@ class Reclaim:
         given back. What was refused stays for the next call. Raises NoSpace or OSError."""
         # Two at once would break each other's leases.
         async with self._one_at_a_time:
-            freed = 0
+            freed = await self.remove_files()
             for segment in [*self.dead, *(self.due - self.dead.keys())]:
                 try:
                     freed += await self._give_back(segment)
@@ -99,6 +101,11 @@ class Reclaim:
                     self.due.discard(segment)
                     self.damaged[segment] = e
             return freed
+
+    async def remove_files(self) -> int:
+        """Unlink `superfluous` files; returns the bytes given back."""
+        paths, self.superfluous = self.superfluous, []
+        return await trio.to_thread.run_sync(_unlink_all, self._disk, paths) if paths else 0
 
     async def _give_back(self, segment: int) -> int:
         if segment in self._unresolved:
@@ -228,6 +235,15 @@ def _punch_unnamed(disk: Disk, segment: int) -> int | None:
         return freed
     finally:
         disk.close(fd)
+
+
+def _unlink_all(disk: Disk, paths: Sequence[str]) -> int:
+    freed = 0
+    for path in paths:
+        if disk.exists(path):
+            freed += disk.allocated(path)
+            disk.unlink(path)
+    return freed
 
 
 def _to_block_end(index: SegmentIndex, offset: int, length: int) -> int:

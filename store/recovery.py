@@ -130,6 +130,7 @@ class _Work:
                 self._turn_back(key, inode)
             elif inode.content.staging:
                 self._named.add(inode.content.staging)
+                self._finish_truncate(key, inode)
 
     def check_preimages(self) -> None:
         """Decide on what the next publish is to list of content that is already taken away."""
@@ -162,6 +163,17 @@ class _Work:
 
     def _is_trusted(self, content: Content) -> bool:
         return content.staging in self._there and (content.synced or not self._report.rebooted)
+
+    def _finish_truncate(self, key: bytes, inode: Inode) -> None:
+        """A daemon that died after it had cut an overlay's staging file, and before it noted that:
+        what was cut off must not come back from the base when the file grows again."""
+        content = inode.content
+        if content.base is None:
+            return
+        size = self._disk.size(staging_path(content.staging))
+        if size < content.base_limit:
+            content = msgspec.structs.replace(content, base_limit=size)
+            self.change.put(Table.INODE, key, encode_inode(msgspec.structs.replace(inode, content=content)))
 
     def _turn_back(self, key: bytes, inode: Inode) -> None:
         path = self._path_of(inode)

@@ -19,8 +19,8 @@ from ckptfs.store.gc import Census, GcPlan, going_stage, stage_of
 from ckptfs.store.histories import Histories
 from ckptfs.store.history_mirror import version_key
 from ckptfs.store.ids import RecipeId, UnitId
-from ckptfs.store.index import Change
-from ckptfs.store.marking import Marking, WatchedIndex
+from ckptfs.store.index import Change, Index
+from ckptfs.store.marking import Marking
 from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.retention import Candidate, VersionKey, plan_retention
 from ckptfs.store.segments import Segments
@@ -41,7 +41,7 @@ class Sweeper:
     def __init__(
         self,
         disk: Disk,
-        index: WatchedIndex,
+        index: Index,
         segments: Segments,
         histories: Histories,
         reclaim: Reclaim,

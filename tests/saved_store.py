@@ -17,11 +17,10 @@ from ckptfs.store.hashing import chunk_id
 from ckptfs.store.histories import Histories, Unit
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import ChunkId, TreeId, UnitId
-from ckptfs.store.index import Change, Table
+from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Candidate, Ingest, Ingested
 from ckptfs.store.inode import Content, Inode, encode_inode
 from ckptfs.store.layout import open_store
-from ckptfs.store.marking import WatchedIndex
 from ckptfs.store.merkle import version_root
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
@@ -60,7 +59,7 @@ class SavedStore:
         self.root = root
         opened = open_store(str(root), create=True)
         self.disk = disk if disk is not None else opened
-        self.index = WatchedIndex(self.disk)
+        self.index = Index(self.disk)
         self.segments = Segments(self.disk, self.index)
         self.staging = Staging(self.disk, 1)
         self.ingest = Ingest(self.disk, self.index, self.segments, self.staging)

@@ -19,11 +19,10 @@ from ckptfs.store.hashing import chunk_id
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import ChunkId, TreeId, UnitId
-from ckptfs.store.index import Change, Table
+from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.inode import ROOT_INO, Content, Inode, encode_inode
 from ckptfs.store.layout import open_store
-from ckptfs.store.marking import WatchedIndex
 from ckptfs.store.merkle import file_root
 from ckptfs.store.recipe import Piece, Recipe
 from ckptfs.store.segments import Segments
@@ -40,7 +39,7 @@ class FilledStore:
 
     def __init__(self, folder: Path) -> None:
         self.disk: Disk = open_store(str(folder / "store"), create=True)
-        self.index = WatchedIndex(self.disk)
+        self.index = Index(self.disk)
         self.segments = Segments(self.disk, self.index)
         staging = Staging(self.disk, 1)
         self.ingest = Ingest(self.disk, self.index, self.segments, staging)

@@ -509,6 +509,8 @@ def test_the_files_of_the_root_are_a_unit(world: World) -> None:
     assert sorted(world.names(world.at(ROOT_INO).ino)) == [b"@root", b"run1"]
     assert world.at(ROOT_INO, b"@root/" + record.name.encode() + b"/notes.txt").size == 5
     assert world.browse.is_versions_dir(world.at(ROOT_INO, b"@root").ino) == ROOT_INO
+    made = world.browse.version_directory(ROOT_INO, B, record.number)
+    assert world.names(made.ino) == [b"notes.txt"]
 
 
 def test_links_follow_new_versions_and_forgotten_ones(world: World) -> None:
@@ -623,7 +625,7 @@ def test_how_long_answers_may_be_kept(world: World) -> None:
     name = world.histories.versions(A)[1].name.encode()
     assert [
         world.browse.timeout_s(world.at(10, path).ino) for path in (b"", b"latest", name, name + b"/sub")
-    ] == [0, 0, 1, 3600]
+    ] == [1, 0, 1, 3600]
 
 
 def test_paths_for_the_log(world: World) -> None:

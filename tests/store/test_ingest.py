@@ -91,13 +91,17 @@ def test_packs_are_bounded(store: SmallStore, monkeypatch: pytest.MonkeyPatch) -
     assert 3 <= len(store.segment_files()) // 2 <= 8
 
 
-def test_an_identical_file_costs_nothing(store: SmallStore) -> None:
+def test_an_identical_file_costs_nothing(store: SmallStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptfs.store.ingest_batch.AT_ONCE_UNLINKED_BYTES", MIB)
     payload = random_bytes(2 * MIB)
     first = store.store_bytes(payload)
     before = store.segments.payload_bytes(), len(store.segment_files())
     second = store.store_bytes(payload)
     assert second == Ingested(second.key, first.recipe, first.root, first.size, first.blocks)
     assert (store.segments.payload_bytes(), len(store.segment_files())) == before
+    assert store.staging.numbers() != []
+    assert store.reclaim() >= 2 * MIB, "the file itself, removed in a worker thread"
+    assert store.staging.numbers() == []
 
 
 def test_duplicates_are_punched_after_the_commit(store: SmallStore) -> None:

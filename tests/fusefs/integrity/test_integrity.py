@@ -1,0 +1,48 @@
+"""What is read is what was written: the exerciser's share of every run, and its long run (heavy)."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from exerciser import Exerciser
+from mounting import Mount
+
+WRITE_PATHS = ["plain"]
+MountFactory = Callable[..., Mount]
+
+
+def exercise(mount: Mount, rng: random.Random, *, handles: int, operations: int, seconds: float) -> int:
+    directory = mount.path / f"by{handles}"
+    directory.mkdir()
+    exerciser = Exerciser(directory / "exercised.bin", rng, handles, publish=True)
+    done = exerciser.run(operations, time.monotonic() + seconds)
+    exerciser.finish()
+    mount.wait_until_ingested()
+    exerciser.finish()
+    return done
+
+
+@pytest.mark.parametrize("write_path", WRITE_PATHS)
+def test_one_handle_then_many(mount_factory: MountFactory, rng: random.Random, write_path: str) -> None:
+    mount = mount_factory(config={"settle_s": 0.1, "write_path": write_path}, on_tmpfs=True)
+    one = exercise(mount, rng, handles=1, operations=10**6, seconds=7)
+    many = exercise(mount, rng, handles=8, operations=10**6, seconds=11)
+    assert one > 500 and many > 500, f"only {one} and {many} operations"
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("write_path", WRITE_PATHS)
+def test_a_million_operations(mount_factory: MountFactory, rng: random.Random, write_path: str) -> None:
+    config = {"settle_s": 0.1, "write_path": write_path}
+    mount = mount_factory(config=config, on_tmpfs=True, limit_s=7000)
+    assert exercise(mount, rng, handles=1, operations=300_000, seconds=6000) == 300_000
+    assert exercise(mount, rng, handles=8, operations=700_000, seconds=6000) == 700_000
