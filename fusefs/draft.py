@@ -55,7 +55,7 @@ class Draft:
 
     def new_inode(self, inode: Inode) -> int:
         """Give a new inode its number."""
-        ino = self._drafts.inos.take(self.change)
+        ino = self._drafts.inos.take()
         self._inodes[ino] = inode
         return ino
 
@@ -141,7 +141,7 @@ class Draft:
         return fresh
 
     def _put_entry(self, parent: int, name: bytes, ino: int) -> None:
-        position = key_of(self._drafts.positions.take(self.change))
+        position = key_of(self._drafts.positions.take())
         self.change.put(Table.ENTRY, key_of(parent) + name, key_of(ino) + position)
         self.change.put(Table.ENTRY_SEQ, key_of(parent) + position, key_of(ino) + name)
 

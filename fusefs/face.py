@@ -109,6 +109,7 @@ class Face:
         )
         self._make_publisher(clock)
         self._make_operations(space)
+        self.publisher.mend()
 
     def open_recipes(self) -> list[RecipeId]:
         """What is open and must stay readable, for the collector."""

@@ -83,7 +83,7 @@ class VersionFacts:
             state=State(found.state),
             step=found.step,
             steps=tuple(steps),
-            missing=found.missing,
+            missing=tuple(_printable(sentence) for sentence in found.missing),
         )
 
     def _views(self, files: tuple[tuple[bytes, Entry], ...]) -> Mapping[str, SavedFile]:
@@ -112,3 +112,8 @@ class VersionFacts:
 
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
+
+
+def _printable(sentence: str) -> str:
+    """A record holds UTF-8; a file name need not."""
+    return sentence.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -29,18 +29,23 @@ class Counter:
     """Hands out numbers that are never handed out again, also after a crash.
 
     The index holds an upper bound that is raised by 1024 at a time, so most numbers cost no write.
+    The bound has a change of its own: one that is given up must not take it along.
     """
 
     def __init__(self, index: Index, name: bytes, first: int) -> None:
+        self._index = index
         self._name = name
         self._next = max(first, int.from_bytes(index.get(Table.META, name) or b"", "big"))
         self._reserved = self._next
 
-    def take(self, change: Change) -> int:
-        """The next number; `change` must be applied before the number is used."""
+    def take(self) -> int:
+        """The next number. NoSpace if its bound cannot be recorded; then nothing was taken."""
         if self._next >= self._reserved:
-            self._reserved = self._next + _RESERVED_AT_ONCE
-            change.put(Table.META, self._name, key_of(self._reserved))
+            bound = self._next + _RESERVED_AT_ONCE
+            change = Change()
+            change.put(Table.META, self._name, key_of(bound))
+            self._index.apply(change)
+            self._reserved = bound
         self._next += 1
         return self._next - 1
 

@@ -158,7 +158,7 @@ class Preimages:
             frozen,
             tuple(sorted(self._namespace.xattrs(ino).items())),
         )
-        key = key_of(top) + key_of(self._drafts.positions.take(draft.change))
+        key = key_of(top) + key_of(self._drafts.positions.take())
         draft.change.put(Table.PREIMAGE, key, encode_pin(pin))
         self._note(top, pin)
 

@@ -162,6 +162,36 @@ class Publisher:
             )
         return record
 
+    def mend(self) -> None:
+        """At start: what a death between a record and its index rows left.
+
+        A rename may lack its unit's new name, a version its PUBLISHED rows.
+        """
+        for unit in self._histories.units():
+            if not unit.ino:
+                continue
+            if not self._is_linked(unit.ino):
+                change = Change()
+                self._histories.rebind(unit.unit, 0, unit.name, change)
+                self._namespace.index.apply(change)
+                continue
+            if not self._units.is_top(unit.ino) or self._units.name_of(unit.ino) != unit.name:
+                self.unit_moved(unit.ino)
+            newest = self._histories.newest(unit.unit)
+            if newest is not None and newest.top.tree is not None:
+                change = Change()
+                self._mend_published(unit.ino, newest.top.tree, change)
+                self._namespace.index.apply(change)
+
+    def _mend_published(self, directory: int, tree: TreeId, change: Change) -> None:
+        if self._namespace.index.get(Table.PUBLISHED, key_of(directory)) == tree:
+            return
+        change.put(Table.PUBLISHED, key_of(directory), tree)
+        for entry in self._segments.read_tree(tree):
+            child = self._namespace.child(directory, entry.name) if entry.tree is not None else None
+            if child is not None and entry.tree is not None and self._namespace.inode(child).is_dir:
+                self._mend_published(child, entry.tree, change)
+
     def unit_moved(self, ino: int) -> None:
         """A directory was renamed: its unit's history goes along."""
         unit = self._histories.unit_of_ino(ino)

@@ -33,13 +33,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import kernelmounts
 from livetree import Tree
-from moments import Moment, Watch, choose_moment
+from moments import Watch, choose_moment
 from mounting import Mount
-from oracle import Ending, new_tree, outline, replay, settle
+from oracle import Ending, new_tree, replay, settle
 from seen import list_versions, look_at_tree, outline_of, version_digest
 
 WRITERS = ("run0", "run1", "run2", "run3", "shared/rank0", "shared/rank1", "shared/rank2", "deep/a/b")
 SETTLE_S = 0.3
+WRITE_PATHS = ("auto", "plain")
 CONFIG = {"settle_s": SETTLE_S, "settle_max_s": 1.5, "min_free": "64MiB", "log_level": "warning"}
 _CLIENT_END_S = 15.0
 _CHECK_S = 120.0
@@ -53,6 +54,7 @@ class RoundResult:
 
     number: int
     moment: str
+    write_path: str
     ran_s: float
     killed_at_start: bool = False
     calls: int = 0
@@ -72,11 +74,13 @@ class RoundResult:
 class Campaign:
     """The rounds on one store. `logs` keeps journals and the daemon's log."""
 
-    def __init__(self, folder: Path, store: Path, seed: str) -> None:
+    def __init__(self, folder: Path, store: Path, seed: str, write_path: str) -> None:
         self.folder, self.store = folder, store
+        self._write_path = write_path
         self._chance = random.Random(seed)
         self._shared_seed = self._chance.getrandbits(40)
-        self.mount = Mount(folder / "mnt", store, logs=folder / "logs", config=CONFIG, limit_s=600)
+        config = {**CONFIG, "write_path": write_path}
+        self.mount = Mount(folder / "mnt", store, logs=folder / "logs", config=config, limit_s=600)
         self._trees: dict[str, Tree] = {name: new_tree() for name in WRITERS}
         self._counts = dict.fromkeys(WRITERS, 0)
         self._listed: set[tuple[str, str]] = set()
@@ -100,7 +104,7 @@ class Campaign:
         """Work, kill, restart, check."""
         self._round = number
         moment = choose_moment(self._chance, SETTLE_S)
-        result = RoundResult(number, moment.kind, 0.0, killed_at_start=self._chance.random() < 0.125)
+        result = RoundResult(number, moment.kind, self._write_path, 0.0, killed_at_start=self._chance.random() < 0.125)
         clients = self._start_clients()
         result.ran_s = Watch(self.store, [self._journal(name) for name in WRITERS]).wait(moment)
         if not self.mount.is_alive():
@@ -327,10 +331,13 @@ def campaign(
 ) -> list[RoundResult]:
     """All rounds; below `place`, which must be outside of any mount, stores come and go."""
     results: list[RoundResult] = []
+    stores = 0
     while len(results) < kills:
+        write_path = WRITE_PATHS[stores % len(WRITE_PATHS)]
+        stores += 1
         folder = place / f"store{len(results):04d}"
         folder.mkdir(parents=True)
-        one = Campaign(folder, folder / "store", f"{seed}:{len(results)}")
+        one = Campaign(folder, folder / "store", f"{seed}:{len(results)}", write_path)
         found = False
         with one.mounted():
             for _ in range(min(kills_per_store, kills - len(results))):
@@ -353,7 +360,7 @@ def campaign(
 def _line(result: RoundResult) -> str:
     start = " +start" if result.killed_at_start else ""
     facts = (
-        f"{result.number:4d}  {result.moment + start:16s} {result.ran_s:5.2f} s  {result.calls:5d} calls "
+        f"{result.number:4d}  {result.write_path:5s} {result.moment + start:16s} {result.ran_s:5.2f} s  {result.calls:5d} calls "
         f"{result.pending} pending  {result.files:4d} files {result.file_bytes / 1e6:6.1f} MB  "
         f"{result.versions:4d} versions {result.tags:2d} tags  restart {result.restart_s:4.1f} s"
     )

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mounting import Mount
 from walker import STEPS, Walker
 
-WRITE_PATHS = ["plain"]
+WRITE_PATHS = ["plain", "auto"]
 CI_S = 60.0
 MountFactory = Callable[..., Mount]
 
@@ -26,6 +26,7 @@ def walk(mount: Mount, plain: Path, rng: random.Random, steps: int, seconds: flo
     walker = Walker(mount, plain, rng)
     done = walker.run(steps, None if seconds is None else time.monotonic() + seconds)
     walker.finish()
+    print(f"{done} steps: {dict(walker.counts)}\nrefused: {dict(walker.outcomes)}")
     return done
 
 

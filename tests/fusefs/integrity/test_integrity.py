@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exerciser import Exerciser
 from mounting import Mount
 
-WRITE_PATHS = ["plain"]
+WRITE_PATHS = ["plain", "auto"]
 MountFactory = Callable[..., Mount]
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from mounting import Mount
 from posixplaces import Place
 
-WRITE_PATHS = ["plain"]
+WRITE_PATHS = ["plain", "auto"]
 # Short, so that files are ingested while the tests work on them.
 SETTLE_S = 0.2
 LIMIT_S = 600.0
