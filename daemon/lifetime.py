@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import trio
@@ -19,6 +20,18 @@ log = logging.getLogger(__name__)
 BUSY_S = 5.0
 RETRY_S = 0.25
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_PAUSE_S = 1.0
+
+
+async def keep_running(name: str, task: Callable[[], Awaitable[None]]) -> None:
+    """Run a background task; a bug in it is logged and it starts anew, because the mount must live."""
+    while True:
+        try:
+            await task()
+            return
+        except Exception:
+            log.exception("%s failed, and that is a bug in ckptfs; it goes on", name)
+        await trio.sleep(_PAUSE_S)
 
 
 class Stoppable(Protocol):
@@ -38,7 +51,9 @@ class Stop:
 
     async def watch_signals(self) -> None:
         """Stop the session at the first signal, gently; at the second, at once."""
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        # What was ignored when we were started (nohup) stays ignored.
+        wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        with trio.open_signal_receiver(*wanted) as signals:
             async with trio.open_nursery() as nursery:
                 async for number in signals:
                     how = "stopping at once" if self.is_asked else "stopping"

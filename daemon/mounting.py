@@ -24,7 +24,7 @@ from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.last_sync import sync_staging
-from ckptfs.daemon.lifetime import Stop
+from ckptfs.daemon.lifetime import Stop, keep_running
 from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.places import make_socket_folder, socket_path
@@ -43,6 +43,7 @@ from ckptfs.store.sweep import Sweeper
 
 log = logging.getLogger(__name__)
 _COMMIT_EVERY_S = 1.0
+_SLICE = 256
 _RECLAIM_EVERY_S = 3.0
 
 
@@ -63,7 +64,10 @@ def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -
         with opened_store(store, path, socket) as parts:
             trio.run(Mount(parts, path, socket, config).serve, as_json)
     except BaseExceptionGroup as group:
-        raise lone_error(group) from None
+        error = lone_error(group)
+        if isinstance(error, trio.TooSlowError):
+            raise Unavailable(f"the kernel did not start a FUSE session at {path}; try again") from None
+        raise error from None
 
 
 class Mount:
@@ -98,10 +102,10 @@ class Mount:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
-                nursery.start_soon(self._commit_regularly)
-                nursery.start_soon(self._reclaim_regularly)
-                nursery.start_soon(self.face.scheduler.run)
-                nursery.start_soon(self._keeper.run)
+                nursery.start_soon(keep_running, "committing", self._commit_regularly)
+                nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)
+                nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
+                nursery.start_soon(keep_running, "space keeping", self._keeper.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)
                 await session.run()
@@ -113,7 +117,7 @@ class Mount:
             synced = await sync_staging(
                 self._parts.disk, self._parts.index, self.face.namespace, list(self.face.drafts.changed_dirs)
             )
-        self._parts.index.commit()
+        commit_or_warn(self._parts.index)
         log.info("stopped; %d files wait for ingest, durable in staging", synced)
 
     def _mounted(self) -> Session:
@@ -132,7 +136,7 @@ class Mount:
     async def _say_ready(self, session: Session, as_json: bool) -> None:
         """The one line on stdout. The session answers as soon as this task lets it."""
         await session.serving.wait()
-        facts = self._facts()
+        facts = await self._facts()
         if as_json:
             fields = {"ready": True, "mountpoint": self._path, "store": self._parts.disk.root}
             print(json.dumps({**fields, "write_path": facts.write_path}), flush=True)
@@ -196,12 +200,12 @@ class Mount:
         plan = await self._sweeper.collect()
         return plan.stored_bytes
 
-    def _facts(self) -> Facts:
+    async def _facts(self) -> Facts:
         return Facts(
             write_path="passthrough" if self.face.passthrough.enabled else "plain",
             why=self.face.passthrough.why,
             mountpoint=self._path,
-            ingest_pending_bytes=pending_bytes(self.face),
+            ingest_pending_bytes=await pending_bytes(self.face),
         )
 
 
@@ -213,11 +217,10 @@ class CommandPublishing:
     parts: OpenStore
 
     async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
-        """As Publishing in service.py. Not given up half way when the caller goes away."""
-        with trio.CancelScope(shield=True):
-            record = await self.face.publisher.publish_now(top, Request("command", step))
-            if tag is not None:
-                self.parts.histories.tag(record.unit, record.number, tag)
+        """As Publishing in service.py. Given up only when the daemon ends."""
+        record = await self.face.publisher.publish_now(top, Request("command", step))
+        if tag is not None:
+            self.parts.histories.tag(record.unit, record.number, tag)
         return record
 
 
@@ -229,15 +232,24 @@ def lone_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def pending_bytes(face: Face) -> int:
-    """Bytes in closed files that are not ingested yet."""
+async def pending_bytes(face: Face) -> int:
+    """Bytes in closed files that wait for ingest; unversioned directories wait for nothing."""
     pending = 0
-    for directory in list(face.drafts.changed_dirs):
-        for _, _, ino in face.namespace.entries(directory):
-            inode = face.namespace.find(ino)
-            if inode is not None and inode.content.staging and not face.files.is_written(ino):
-                pending += face.namespace.attributes_of(ino, inode).size
+    for directories in face.publisher.changed_dirs_by_unit().values():
+        for directory in directories:
+            after = -1
+            while rows := face.namespace.entries(directory, after, _SLICE):
+                after = rows[-1][0]
+                pending += sum(_pending_of(face, ino) for _, _, ino in rows)
+                await trio.lowlevel.checkpoint()
     return pending
+
+
+def _pending_of(face: Face, ino: int) -> int:
+    inode = face.namespace.find(ino)
+    if inode is None or not inode.content.staging or face.files.is_written(ino):
+        return 0
+    return face.namespace.attributes_of(ino, inode).size
 
 
 def modes_above(path: str) -> Sequence[Modes]:

@@ -68,7 +68,7 @@ class OfflineStore:
 
     async def _answer(self, request: AnyRequest, report: Callable[[Progress], None]) -> Json:
         if isinstance(request, messages.Status):
-            return self._queries.status(self._histories.shown_names().values())
+            return await self._queries.status(self._histories.shown_names().values())
         address = self._addresses.find(request.path)
         match request:
             case messages.Verify():
@@ -86,7 +86,7 @@ class OfflineStore:
     def _is_top(self, directory: int) -> bool:
         return self._histories.unit_of_ino(directory) is not None
 
-    def _facts(self) -> Facts:
+    async def _facts(self) -> Facts:
         sizes = (self._disk.size(f"{STAGING_PATH}/{name}") for name in self._disk.list_dir(STAGING_PATH))
         return Facts(
             write_path=None,

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ckptfs.store.disk import Disk
+from ckptfs.store.errors import NoSpace
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
@@ -54,7 +55,7 @@ def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]
         lock = StoreLock(disk, Holder(os.getpid(), mountpoint, socket))
         stack.callback(lock.release)
         index = Index(disk)
-        stack.callback(index.close)
+        stack.callback(_close_index, index)
         histories = Histories(disk, index)
         for problem in histories.problems:
             log.error("a history is damaged: %s", problem)
@@ -64,6 +65,15 @@ def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]
         report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
         log.info("recovery: %s", report)
         yield OpenStore(disk, index, staging, segments, Ingest(disk, index, segments, staging), histories)
+
+
+def _close_index(index: Index) -> None:
+    """Commit and close. On a full disk the journal, synced, keeps what cannot be committed."""
+    try:
+        index.close()
+    except NoSpace as e:
+        index.sync_journal()
+        log.warning("%s; the next start reads them from there", e)
 
 
 def _first_staging_number(index: Index) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -51,7 +51,7 @@ class Queries:
         histories: Histories,
         addresses: Addresses,
         is_unit_top: Callable[[int], bool],
-        facts: Callable[[], Facts],
+        facts: Callable[[], Awaitable[Facts]],
     ) -> None:
         self._disk = disk
         self._namespace = namespace
@@ -77,9 +77,9 @@ class Queries:
         """One version as `log` lists it."""
         return next(iter(self._rows(unit, [record])))
 
-    def status(self, units: Iterable[Unit]) -> Json:
+    async def status(self, units: Iterable[Unit]) -> Json:
         """How things are; `units` are those to be listed."""
-        facts = self._facts()
+        facts = await self._facts()
         return {
             "version": _program_version(),
             "mountpoint": facts.mountpoint,

@@ -65,7 +65,7 @@ class Service:
         """The result of a request by `peer`; a CkptfsError says why there is none."""
         caller = peer.caller
         if isinstance(request, messages.Status):
-            return self._queries.status(self._visible_units(caller))
+            return await self._queries.status(self._visible_units(caller))
         if isinstance(request, messages.Gc):
             self._rights.require_owner(caller)
             return {"freed_bytes": await self._collect()}

@@ -23,7 +23,7 @@ from ckptfs.store.staging import staging_path
 
 _OURS = (b"user.ckptfs.cid", b"user.ckptfs.root", b"user.ckptfs.version")
 _CAPABILITY = b"security.capability"
-_REFUSED = (b"security.selinux", b"system.posix_acl_access", b"system.posix_acl_default")
+_NAMESPACES = (b"user.", b"trusted.", b"security.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class AttributeChanges:
         inode = draft.inode(ino)
         fields: dict[str, object] = {"ctime_ns": draft.now_ns}
         if wanted.mode is not None:
+            self._files.note_privileges(ino)
             fields["mode"] = stat.S_IFMT(inode.mode) | stat.S_IMODE(wanted.mode)
         if wanted.uid is not None:
             fields["uid"] = wanted.uid
@@ -74,12 +75,15 @@ class AttributeChanges:
         draft.update(ino, **fields)
         self._finish(ino, draft)
 
-    def strip_privileges(self, ino: int) -> None:
-        """Take away set-uid, set-gid (of what the group may execute) and file capabilities."""
+    def strip_privileges(self, ino: int, *, set_ids: bool) -> None:
+        """Take away file capabilities, and with `set_ids` (what a change by another than root takes)
+        set-uid, and set-gid of what the group may execute."""
         inode = self._namespace.inode(ino)
         if not inode.is_file:
             return
-        gone = stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0)
+        gone = 0
+        if set_ids:
+            gone = stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0)
         capable = self._namespace.index.get(Table.XATTR, ino.to_bytes(8, "big") + _CAPABILITY)
         if not inode.mode & gone and capable is None:
             return
@@ -91,8 +95,7 @@ class AttributeChanges:
 
     def get_xattr(self, ino: int, name: bytes) -> bytes:
         """The value; ENODATA if there is none, EOPNOTSUPP for what is not supported."""
-        if name in _REFUSED or name.startswith(b"system."):
-            raise PosixError(errno.EOPNOTSUPP)
+        _check_xattr_name(name)
         if name in _OURS:
             return self._content_id(ino, name)
         value = self._namespace.index.get(Table.XATTR, ino.to_bytes(8, "big") + name)
@@ -102,12 +105,13 @@ class AttributeChanges:
 
     def set_xattr(self, ino: int, name: bytes, value: bytes | None) -> None:
         """Set an attribute, or remove it (None; ENODATA if it is not there)."""
-        if name in _REFUSED or name.startswith(b"system."):
-            raise PosixError(errno.EOPNOTSUPP)
+        _check_xattr_name(name)
         if name in _OURS:
             raise PosixError(errno.EPERM)
         if value is None:
             self.get_xattr(ino, name)
+        if name == _CAPABILITY:
+            self._files.note_privileges(ino)
         draft = self._drafts.begin()
         if name == VERSIONS_XATTR:
             self._set_versions_off(ino, value, draft)
@@ -145,3 +149,12 @@ class AttributeChanges:
         inode = self._namespace.inode(ino)
         for parent, _ in inode.links:
             self._quiet.major(parent, ino, now)
+
+
+def _check_xattr_name(name: bytes) -> None:
+    """As ext4: three namespaces, no ACLs (`system.`), and a name behind the dot. Labels of SELinux
+    are refused, else `ls -l` asks for each (measured: 2.17 s instead of 0.12 s for 10,000 names)."""
+    if name == b"security.selinux" or not name.startswith(_NAMESPACES):
+        raise PosixError(errno.EOPNOTSUPP)
+    if name in _NAMESPACES:
+        raise PosixError(errno.EINVAL)

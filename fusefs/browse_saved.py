@@ -1,7 +1,7 @@
 """What stat(2) shows of saved entries.
 
 One rule: times, modes and owners are as they were saved. Only what a tree does not hold is worked
-out: link counts and blocks (a saved file counts as if it had no holes).
+out: link counts and blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SavedTrees:
             gid=entry.gid,
             rdev=entry.rdev,
             size=size,
-            blocks=-(-entry.size // _BLOCK_BYTES),
+            blocks=-(-(entry.size - entry.holes) // _BLOCK_BYTES),
             atime_ns=entry.mtime_ns,
             mtime_ns=entry.mtime_ns,
             ctime_ns=entry.ctime_ns,

@@ -56,6 +56,8 @@ def errno_of(error: BaseException) -> int:
 
 def is_expected(error: BaseException) -> bool:
     """Whether `error` is an ordinary answer, not worth a line in the log."""
-    if isinstance(error, PosixError | NotFound | ReadOnly | NoSpace | NotPermitted | Conflict):
+    if isinstance(
+        error, PosixError | NotFound | ReadOnly | NoSpace | NotPermitted | Conflict | InvalidRequest
+    ):
         return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -268,6 +268,8 @@ class Mutations:
         return directory
 
     def _existing(self, parent: int, name: bytes) -> int:
+        if name == VERSIONS_NAME:
+            raise PosixError(errno.EROFS)
         ino = self._namespace.child(parent, name)
         if ino is None:
             raise PosixError(errno.ENOENT)

@@ -92,7 +92,8 @@ class OpenFile:
     extents: Extents | None = None
     growth: Growth = field(default_factory=lambda: Growth(0))
     stale: bool = False
-    strip_at_write: bool = False
+    unprivileged: bool = False
+    privileges_checked: bool = False
 
 
 def load_overlay(disk: Disk, open_file: OpenFile, base: Recipe) -> None:

@@ -273,8 +273,8 @@ class CkptfsOperations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        if self.strips_privileges and _moves_privileges(wanted, ctx.uid):
-            self._attributes.strip_privileges(inode)
+        if self.strips_privileges and _moves_privileges(wanted):
+            self._attributes.strip_privileges(inode, set_ids=wanted.size is None or ctx.uid != 0)
         await self._attributes.set(inode, wanted)
         return self._entry(self._namespace.attributes(inode))
 
@@ -337,8 +337,8 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         ino = fh >> 1
-        if self._files.take_unprivileged_writer(ino):
-            self._attributes.strip_privileges(ino)
+        if self.strips_privileges and (set_ids := self._files.privileges_at_write(ino)) is not None:
+            self._attributes.strip_privileges(ino, set_ids=set_ids)
         return await self._files.write(ino, off, buf)
 
     @answered
@@ -428,10 +428,10 @@ class CkptfsOperations(pyfuse3.Operations):
     async def _open_live(self, ino: int, flags: int, uid: int) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
         await self._files.open(ino, write=write, truncate=bool(flags & os.O_TRUNC))
-        if uid and self.strips_privileges:
+        if self.strips_privileges:
             if flags & os.O_TRUNC:
-                self._attributes.strip_privileges(ino)
-            if write:
+                self._attributes.strip_privileges(ino, set_ids=uid != 0)
+            if write and uid:
                 self._files.note_unprivileged_writer(ino)
         return self._live_info(ino, flags, write=write)
 
@@ -479,13 +479,12 @@ def _live(ino: int) -> None:
         raise PosixError(errno.EROFS)
 
 
-def _moves_privileges(wanted: AttributeChange, uid: int) -> bool:
-    """Whether set-id bits go: the kernel leaves that to us (KILLPRIV_V2). A setattr with nothing in
-    it is a passthrough write to such a file."""
+def _moves_privileges(wanted: AttributeChange) -> bool:
+    """Whether capabilities or set-id bits go: the kernel leaves that to us (KILLPRIV_V2). A setattr
+    with nothing in it is a passthrough write to such a file."""
     if wanted == AttributeChange():
         return True
-    owner = wanted.uid is not None or wanted.gid is not None
-    return owner or (wanted.size is not None and uid != 0)
+    return wanted.uid is not None or wanted.gid is not None or wanted.size is not None
 
 
 def _info(ino: int, flags: int, *, write: bool) -> FileInfo:

@@ -52,7 +52,12 @@ class Preimages:
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
         self._pinned_units: dict[int, dict[int, Content]] = {}
+        self._preserved: dict[int, set[tuple[int, RecipeId | None]]] = {}
         self.reload_pins()
+
+    def forget_preserved(self, top: int) -> None:
+        """An ordinary version was made: what comes now is another settled state."""
+        self._preserved.pop(top, None)
 
     def reload_pins(self) -> None:
         """Take what is pinned from the index."""
@@ -80,6 +85,8 @@ class Preimages:
         if self._units.versions_off(parent):
             return False
         top = self._units.top_of(parent)
+        if not inode.content.staging and (ino, inode.content.base) in self._preserved.get(top, ()):
+            return False
         pinned = self._pinned_units.get(top)
         if pinned is None:
             self._pin_settled(top, draft, ino)
@@ -95,9 +102,14 @@ class Preimages:
         """The top directories of units that have pins."""
         return list(self._pinned_units)
 
-    def release(self, top: int, keys: list[bytes], draft: Draft) -> None:
-        """Drop pins, because a version lists what they held."""
-        for key in keys:
+    def release(self, top: int, pins: list[tuple[bytes, PinnedFile]], draft: Draft) -> None:
+        """Drop pins, because a version lists what they held.
+
+        Until the next ordinary version, what that pre-image lists needs no second one: a removal
+        of many files takes longer than the publish of its first pins.
+        """
+        self._preserved[top] = {(pin.ino, pin.inode.content.base) for _, pin in pins}
+        for key, _ in pins:
             value = self._namespace.index.get(Table.PREIMAGE, key)
             if value is None:
                 continue

@@ -117,6 +117,11 @@ class Publisher:
             with self._segments.pins.hold() as held:
                 return await self._publish_live(top, due, request, held)
 
+    async def publish_preimage(self, top: int) -> None:
+        """Make a version of what destructive calls pinned, if there is any, and nothing else."""
+        async with self._one_at_a_time:
+            await self._publish_preimage(top)
+
     async def _publish_live(
         self, top: int, due: Due, request: Request, held: set[ChunkId]
     ) -> VersionRecord | None:
@@ -128,6 +133,7 @@ class Publisher:
         with self._namespace.index.removals.hold():
             record = await self._publish_trees(top, due, request, grown, held)
         self._finish(due, planned_s)
+        self._preimages.forget_preserved(top)
         return record
 
     async def _publish_trees(
@@ -349,7 +355,7 @@ class Publisher:
             with self._namespace.index.removals.hold(), self._segments.pins.hold() as held:
                 await self._append_preimage(top, [pin for _, pin in kept], held)
         draft = self._drafts.begin()
-        self._preimages.release(top, [key for key, _ in pins], draft)
+        self._preimages.release(top, pins, draft)
         draft.change.delete(Table.META, _gone_key(top))
         draft.commit()
 

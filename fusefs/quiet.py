@@ -86,7 +86,10 @@ class Quiet:
         activity = self._dirs.get(directory)
         if any(True for _ in writers):
             return False
-        return activity is None or now - activity.last_major >= self.settle_s
+        if activity is None:
+            return True
+        noticed = activity.look_at if activity.look_at <= now else float("-inf")
+        return now - max(activity.last_major, noticed) >= self.settle_s
 
     def is_settled(self, directory: int, ino: int, now: float) -> bool:
         """Nothing happened to this file for `settle_s`."""
@@ -102,7 +105,7 @@ class Quiet:
         """What to do with the unit whose changed directories these are."""
         quiet, settled_only, publish = set(), set(), False
         for directory in directories:
-            activity = self._dirs.setdefault(directory, _Activity(last_major=now, look_at=now))
+            activity = self._dirs.setdefault(directory, _Activity(look_at=now))
             writers = writers_of(directory)
             if self.is_quiet(directory, now, writers):
                 quiet.add(directory)

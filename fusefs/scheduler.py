@@ -18,6 +18,7 @@ from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.publish import Publisher, Request
+from ckptfs.fusefs.quiet import Due
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import CkptfsError, NoSpace
 
@@ -85,12 +86,17 @@ class Scheduler:
             if top not in at_once and time.monotonic() < self._not_before.get(top, 0.0):
                 continue
             due = self._publisher.due_now(directories) if top in at_once else self._publisher.due(directories)
-            if due.publish or not directories:
+            if due.publish:
                 await self._publish(top, due, Request("commit-point" if top in at_once else "settled"))
+            elif top in self._preimages.units_with_pins():
+                await self._publish(top, None, Request("pre-image"))
 
-    async def _publish(self, top: int, due: object, request: Request) -> None:
+    async def _publish(self, top: int, due: Due | None, request: Request) -> None:
         try:
-            await self._publisher.publish(top, due, request)  # type: ignore[arg-type]
+            if due is None:
+                await self._publisher.publish_preimage(top)
+            else:
+                await self._publisher.publish(top, due, request)
             self._not_before.pop(top, None)
         except NoSpace as e:
             self._not_before[top] = time.monotonic() + _RETRY_S

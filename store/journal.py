@@ -13,7 +13,7 @@ import errno
 import msgspec
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt, NoSpace, ReadOnly
+from ckptfs.store.errors import Corrupt, InvalidRequest, NoSpace, ReadOnly
 from ckptfs.store.frames import decode_frames, encode_frame
 
 JOURNAL_PATH = "journal/current"
@@ -46,7 +46,9 @@ class Journal:
     def replay(self, after: int) -> list[tuple[int, list[Op]]]:
         """(sequence, operations) of every whole record behind sequence `after`, in order.
 
-        What follows the last of them is cut off: it was never acknowledged.
+        What follows the last of them is cut off: it was never acknowledged. Raises InvalidRequest,
+        and changes nothing, if the first of them does not follow on `after`: the journal is then
+        that of another index, such as one that was deleted, and a part of it is not a state.
         """
         encoded = self._disk.pread(self._fd, self._disk.fstat(self._fd).st_size, 0)
         found: list[tuple[int, list[Op]]] = []
@@ -54,6 +56,11 @@ class Journal:
         for frame in decode_frames(encoded):
             if found and frame.sequence != found[-1][0] + 1:
                 break
+            if not found and frame.sequence > after + 1:
+                raise InvalidRequest(
+                    f"the index of {self._disk.root} is not the one of its journal; "
+                    "run `ckptfs rebuild` first"
+                )
             end = frame.end
             if frame.sequence > after:
                 found.append((frame.sequence, self._operations(frame.payload)))

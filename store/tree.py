@@ -27,9 +27,10 @@ class Entry:
     """One name of a saved directory.
 
     `mode` is the full st_mode; times are nanoseconds since the epoch; `size` is that of a regular
-    file; `recipe` and `root` (the Merkle file root) are there for regular files, `tree` for
-    directories, `target` for symbolic links, `rdev` for device nodes. `link` is not 0 where
-    several entries of the unit are hard links of one file: equal numbers, one file.
+    file, and `holes` how many of its bytes no data stands for; `recipe` and `root` (the Merkle file
+    root) are there for regular files, `tree` for directories, `target` for symbolic links, `rdev`
+    for device nodes. `link` is not 0 where several entries of the unit are hard links of one file:
+    equal numbers, one file.
     """
 
     name: bytes
@@ -39,6 +40,7 @@ class Entry:
     mtime_ns: int
     ctime_ns: int
     size: int = 0
+    holes: int = 0
     recipe: RecipeId | None = None
     root: bytes | None = None
     tree: TreeId | None = None
@@ -92,6 +94,7 @@ def entry_node(entry: Entry) -> Node:
     }
     optional: dict[str, Node] = {
         "size": entry.size or None,
+        "holes": entry.holes or None,
         "recipe": Link(entry.recipe, CidCodec.RAW) if entry.recipe else None,
         "root": entry.root,
         "tree": Link(entry.tree, CidCodec.DAG_CBOR) if entry.tree else None,
@@ -112,9 +115,15 @@ _INTEGERS = {
     "ctime": range(-(1 << 63), 1 << 64),
 }
 # What has its default is left out, so these begin at 1.
-_COUNTS = {"size": range(1, 1 << 63), "rdev": range(1, 1 << 64), "link": range(1, 1 << 64)}
+_COUNTS = {
+    "size": range(1, 1 << 63),
+    "holes": range(1, 1 << 63),
+    "rdev": range(1, 1 << 64),
+    "link": range(1, 1 << 64),
+}
 _OPTIONAL: dict[str, type] = {
     "size": int,
+    "holes": int,
     "recipe": Link,
     "root": bytes,
     "tree": Link,
@@ -145,6 +154,7 @@ def entry_of(node: Node) -> Entry:
         mtime_ns=cast(int, node["mtime"]),
         ctime_ns=cast(int, node["ctime"]),
         size=cast(int, node.get("size", 0)),
+        holes=cast(int, node.get("holes", 0)),
         recipe=cast("RecipeId | None", _digest(node.get("recipe"), CidCodec.RAW)),
         root=cast("bytes | None", node.get("root")),
         tree=cast("TreeId | None", _digest(node.get("tree"), CidCodec.DAG_CBOR)),

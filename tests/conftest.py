@@ -30,6 +30,20 @@ def pytest_report_header() -> str:
     return f"ckptfs: CKPTFS_SEED={SEED}"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests measured (the fixture `figure`)."""
+    measured = [
+        f"{report.nodeid.rpartition('::')[2]}: {name} = {value}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+    ]
+    if measured:
+        terminalreporter.section("measured figures")
+        terminalreporter.write("\n".join([*sorted(measured), ""]))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the log of each daemon of a failed test, and the seed it ran with."""
@@ -72,6 +86,12 @@ def seed() -> int:
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Random numbers that depend on the run's seed and the test's name only, not on what ran before."""
     return random.Random(f"{SEED}:{request.node.nodeid}")
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """`figure(name, value)` notes a measurement; the run's summary prints all of them."""
+    return lambda name, value: request.node.user_properties.append((name, value))
 
 
 @pytest.fixture

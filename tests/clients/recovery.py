@@ -72,9 +72,19 @@ def wait_until_recoverable(mount: CommandLine, unit: str, save: Save, timeout_s:
 def assert_all_recoverable(
     mount: CommandLine, unit: str, saves: Iterable[Save], timeout_s: float = 20.0
 ) -> None:
-    """Every one of these saves is in some version."""
-    for save in saves:
-        wait_until_recoverable(mount, unit, save, timeout_s)
+    """Every one of these saves is in some version, `timeout_s` from now at the latest."""
+    lost = list(saves)
+    total = len(lost)
+
+    def all_found() -> bool:
+        lost[:] = [save for save in lost if not versions_with(mount, unit, save)]
+        return not lost
+
+    if not poll(all_found, timeout_s, every_s=0.2):
+        paths = [save.path for save in lost]
+        raise AssertionError(
+            f"{len(lost)} of {total} lost: {paths}\n" + _explain(mount, unit, lost[0], timeout_s)
+        )
 
 
 def _holds(version: Path, save: Save) -> bool:

@@ -14,7 +14,7 @@ from clients.clientproc import Client
 from kernelmounts import poll
 from mounting import Mount
 
-RecordProperty = Callable[[str, object], None]
+Figure = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
@@ -25,34 +25,34 @@ def client() -> Iterator[Client]:
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_four_whole_model_saves_of_a_lora_run_cost_little_more_than_one(
-    quick_mount: Mount, client: Client, record_property: RecordProperty, suffix: str
+    quick_mount: Mount, client: Client, figure: Figure, suffix: str
 ) -> None:
     for step in range(1, 5):
         path = new_folder(quick_mount, f"checkpoint-{step}") / f"model.{suffix}"
         client.call("save_model", path=str(path), step=step)
-    assert_ratio(quick_mount, 3.8, record_property)
+    assert_ratio(quick_mount, 3.8, figure)
 
 
 def test_the_same_weights_as_pt_and_as_safetensors_are_stored_once(
-    quick_mount: Mount, client: Client, record_property: RecordProperty
+    quick_mount: Mount, client: Client, figure: Figure
 ) -> None:
     for name in ("model.pt", "model.safetensors"):
         client.call("save_model", path=str(new_folder(quick_mount, "both") / name), step=1)
-    assert_ratio(quick_mount, 1.95, record_property)
+    assert_ratio(quick_mount, 1.95, figure)
 
 
 def test_two_rank_duplicates_that_differ_in_rng_and_host_are_stored_once(
-    quick_mount: Mount, client: Client, record_property: RecordProperty
+    quick_mount: Mount, client: Client, figure: Figure
 ) -> None:
     for rank in range(2):
         path = new_folder(quick_mount, "step-1") / f"rank_{rank}.pt"
         client.call("save_rank", path=str(path), rank=rank)
-    assert_ratio(quick_mount, 1.95, record_property)
+    assert_ratio(quick_mount, 1.95, figure)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_saving_identical_bytes_again_costs_less_than_one_percent(
-    quick_mount: Mount, client: Client, record_property: RecordProperty, suffix: str
+    quick_mount: Mount, client: Client, figure: Figure, suffix: str
 ) -> None:
     path = new_folder(quick_mount, "same") / f"model.{suffix}"
     costs = []
@@ -61,7 +61,7 @@ def test_saving_identical_bytes_again_costs_less_than_one_percent(
         wait_until_stored(quick_mount)
         quick_mount.publish("run", tag=f"save-{versions}")
         costs.append(quick_mount.count("du", "stored_bytes", str(quick_mount.path / "run")))
-    record_property("stored_bytes", costs)
+    figure("stored bytes after each save", costs)
     assert max(costs) < costs[0] * 1.01, costs
     once = costs[0] * 1.01
     assert poll(lambda: occupied_bytes(quick_mount) < once, 20, every_s=0.5), occupied_bytes(quick_mount)
@@ -78,7 +78,7 @@ def wait_until_stored(mount: Mount) -> None:
     mount.wait_until_ingested()
 
 
-def assert_ratio(mount: Mount, least: float, record_property: RecordProperty) -> None:
+def assert_ratio(mount: Mount, least: float, figure: Figure) -> None:
     """Logical over stored bytes is at least this, as `du` tells it and on the disk."""
     logical = sum(path.stat().st_size for path in (mount.path / "run").rglob("*") if path.is_file())
     wait_until_stored(mount)
@@ -86,7 +86,7 @@ def assert_ratio(mount: Mount, least: float, record_property: RecordProperty) ->
     assert du["logical_bytes"] == logical, du
     poll(lambda: logical / occupied_bytes(mount) >= least, 20, every_s=0.5)
     ratios = {"du": logical / int(str(du["stored_bytes"])), "disk": logical / occupied_bytes(mount)}
-    record_property("ratios", ratios)
+    figure("logical over stored", {name: round(ratio, 3) for name, ratio in ratios.items()})
     assert min(ratios.values()) >= least, (ratios, du)
 
 

@@ -16,7 +16,7 @@ from kernelmounts import poll
 from mounting import Mount
 
 MIB = 1024 * 1024
-RecordProperty = Callable[[str, object], None]
+Figure = Callable[[str, object], None]
 SOME_TIME = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 
@@ -28,7 +28,7 @@ SOME_TIME = [pytest.mark.heavy, pytest.mark.timeout(1200)]
     ],
 )
 def test_gigabytes_pass_through_a_daemon_of_less_than_300_mib(
-    mount_factory: Callable[..., Mount], record_property: RecordProperty, total_mib: int, file_mib: int
+    mount_factory: Callable[..., Mount], figure: Figure, total_mib: int, file_mib: int
 ) -> None:
     mount = mount_factory(on_tmpfs=True, limit_s=900)
     run = mount.path / "run"
@@ -37,7 +37,7 @@ def test_gigabytes_pass_through_a_daemon_of_less_than_300_mib(
         said = run_script("plain_files.py", str(run), *arguments, timeout_s=600)
         mount.wait_until_ingested(timeout_s=300)
         mount.publish("run")
-    record_property("peak_rss_anon_mib", max(peak) / MIB)
+    figure("peak RssAnon MiB", max(peak) // MIB)
     assert max(peak) < 300 * MIB, f"{max(peak) / MIB:.0f} MiB"
     for save in reported(said):
         assert digest_tree(run / save.path) == save.files
@@ -47,7 +47,7 @@ def test_gigabytes_pass_through_a_daemon_of_less_than_300_mib(
     "count", [pytest.param(5_000, id="5k"), pytest.param(100_000, id="100k", marks=SOME_TIME)]
 )
 def test_a_directory_of_many_files_is_listed_quickly_and_costs_little_memory(
-    mount_factory: Callable[..., Mount], record_property: RecordProperty, count: int
+    mount_factory: Callable[..., Mount], figure: Figure, count: int
 ) -> None:
     """Listed by a daemon that has just started, so that nothing is known from writing the files."""
     mount = mount_factory(on_tmpfs=True, limit_s=900)
@@ -59,7 +59,7 @@ def test_a_directory_of_many_files_is_listed_quickly_and_costs_little_memory(
 
     names, listing_s = timed(["ls", "-f", str(folder)])
     assert names >= count
-    record_property("ls_s", listing_s)
+    figure("ls -f seconds", round(listing_s, 2))
     assert listing_s < 3, f"ls -f of {count} names took {listing_s:.1f} s"
 
     drop_kernel_caches()
@@ -67,14 +67,14 @@ def test_a_directory_of_many_files_is_listed_quickly_and_costs_little_memory(
     found, find_s = timed(["find", str(folder), "-type", "f", "-size", "+0c"])
     growth = mount.rss_anon_bytes() - before
     assert found == count
-    record_property("find_s", find_s)
-    record_property("find_growth_mib", growth / MIB)
+    figure("find seconds", round(find_s, 2))
+    figure("find growth MiB", round(growth / MIB, 1))
     assert growth <= 50 * MIB, f"find over {count} files grew the daemon by {growth / MIB:.0f} MiB"
 
     drop_kernel_caches()
     kept = max(4 * MIB, growth // 4)
     given_back = poll(lambda: mount.rss_anon_bytes() - before <= kept, 20, every_s=0.5)
-    record_property("kept_mib", (mount.rss_anon_bytes() - before) / MIB)
+    figure("kept MiB", round((mount.rss_anon_bytes() - before) / MIB, 1))
     assert given_back, f"still {(mount.rss_anon_bytes() - before) / MIB:.0f} MiB more than before find"
 
 

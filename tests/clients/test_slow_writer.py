@@ -17,6 +17,7 @@ from mounting import Mount
 
 WITHIN_S = 5.0
 LATER = float("inf")
+Figure = Callable[[str, object], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Pace:
     ],
 )
 def test_each_slow_save_is_a_version_soon_after_its_close_and_not_before(
-    mount_factory: Callable[..., Mount], pace: Pace, record_property: Callable[[str, object], None]
+    mount_factory: Callable[..., Mount], pace: Pace, figure: Figure
 ) -> None:
     mount = mount_factory(on_tmpfs=True, limit_s=540)
     with Client("slow_run.py", str(mount.path / "run"), *pace.arguments()) as job:
@@ -58,8 +59,8 @@ def test_each_slow_save_is_a_version_soon_after_its_close_and_not_before(
         holding = versions_with(mount, "run", save)
         whole = [listed_at.get(version.name, LATER) for version in complete if version.name in holding]
         latencies.append(min(whole, default=LATER) - closed)
-    record_property("latencies_s", latencies)
-    record_property("versions", len(listed_at))
+    figure("seconds from close to version", [round(seconds, 2) for seconds in latencies])
+    figure("versions", len(mount.versions("run")))
     assert max(latencies) <= WITHIN_S, f"{latencies}\n{mount.log_tail()}"
     assert len(mount.versions("run")) <= 2 * pace.saves, mount.versions("run")
 

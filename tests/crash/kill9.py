@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -36,11 +36,12 @@ from livetree import Tree
 from moments import Watch, choose_moment
 from mounting import Mount
 from oracle import Ending, new_tree, replay, settle
-from seen import list_versions, look_at_tree, outline_of, version_digest
+from seen import list_versions, look_at_tree, outline_of, tree_digest, version_digest
 
 WRITERS = ("run0", "run1", "run2", "run3", "shared/rank0", "shared/rank1", "shared/rank2", "deep/a/b")
 SETTLE_S = 0.3
 WRITE_PATHS = ("auto", "plain")
+LONGEST_S = 3.5
 CONFIG = {"settle_s": SETTLE_S, "settle_max_s": 1.5, "min_free": "64MiB", "log_level": "warning"}
 _CLIENT_END_S = 15.0
 _CHECK_S = 120.0
@@ -74,9 +75,12 @@ class RoundResult:
 class Campaign:
     """The rounds on one store. `logs` keeps journals and the daemon's log."""
 
-    def __init__(self, folder: Path, store: Path, seed: str, write_path: str) -> None:
+    def __init__(
+        self, folder: Path, store: Path, seed: str, write_path: str, longest_s: float = LONGEST_S
+    ) -> None:
         self.folder, self.store = folder, store
         self._write_path = write_path
+        self._longest_s = longest_s
         self._chance = random.Random(seed)
         self._shared_seed = self._chance.getrandbits(40)
         config = {**CONFIG, "write_path": write_path}
@@ -103,7 +107,7 @@ class Campaign:
     def run_round(self, number: int) -> RoundResult:
         """Work, kill, restart, check."""
         self._round = number
-        moment = choose_moment(self._chance, SETTLE_S)
+        moment = choose_moment(self._chance, SETTLE_S, self._longest_s)
         result = RoundResult(number, moment.kind, self._write_path, 0.0, killed_at_start=self._chance.random() < 0.125)
         clients = self._start_clients()
         result.ran_s = Watch(self.store, [self._journal(name) for name in WRITERS]).wait(moment)
@@ -205,26 +209,37 @@ class Campaign:
     # -- the checks ------------------------------------------------------------------------
 
     def _check(self, result: RoundResult, killed_at: float) -> None:
-        store_check = subprocess.Popen(
-            [sys.executable, str(HERE / "storecheck.py"), str(self.store)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.mount.environment,
-        )
+        store_check = self._start_store_check()
         try:
             self._check_trees(result, killed_at)
             self._check_versions(result)
             self._check_command_line(result)
         finally:
-            said, errors = store_check.communicate(timeout=_CHECK_S)
-        if store_check.returncode:
-            result.findings.append(f"storecheck failed: {errors.decode(errors='replace')[-800:]}")
-        else:
-            answer = json.loads(said)
-            result.findings += answer["findings"]
+            result.findings += _store_findings(store_check)
         log = self.mount.log_tail(lines=100_000)
         if "Traceback (most recent call last)" in log:
             result.findings.append("the daemon logged a traceback")
+
+    def check_store(self) -> list[str]:
+        """What storecheck.py finds."""
+        return _store_findings(self._start_store_check())
+
+    def _start_store_check(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, str(HERE / "storecheck.py"), str(self.store)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.mount.environment,
+        )
+
+    def digest_everything(self) -> dict[tuple[str, str], str]:
+        """(unit, version) → hash, of every version that was ever seen listed."""
+        return {one: version_digest(str(self.mount.path), *one) for one in sorted(self._listed)}
+
+    @staticmethod
+    def digest_folder(folder: Path) -> str:
+        """The same hash of a plain folder."""
+        return tree_digest(str(folder))
 
     def _check_trees(self, result: RoundResult, killed_at: float) -> None:
         for name in WRITERS:
@@ -326,18 +341,33 @@ class Campaign:
         self._roots[unit] = roots
 
 
+def _store_findings(store_check: subprocess.Popen[bytes]) -> list[str]:
+    said, errors = store_check.communicate(timeout=_CHECK_S)
+    if store_check.returncode:
+        return [f"storecheck failed: {errors.decode(errors='replace')[-800:]}"]
+    return list(json.loads(said)["findings"])
+
+
 def campaign(
-    kills: int, seed: int, place: Path, kills_per_store: int, *, show: bool, stop_at_finding: bool
+    kills: int,
+    seed: int,
+    place: Path,
+    kills_per_store: int,
+    *,
+    write_paths: Sequence[str] = WRITE_PATHS,
+    longest_s: float = LONGEST_S,
+    show: bool = False,
+    stop_at_finding: bool = False,
 ) -> list[RoundResult]:
     """All rounds; below `place`, which must be outside of any mount, stores come and go."""
     results: list[RoundResult] = []
     stores = 0
     while len(results) < kills:
-        write_path = WRITE_PATHS[stores % len(WRITE_PATHS)]
+        write_path = write_paths[stores % len(write_paths)]
         stores += 1
         folder = place / f"store{len(results):04d}"
         folder.mkdir(parents=True)
-        one = Campaign(folder, folder / "store", f"{seed}:{len(results)}", write_path)
+        one = Campaign(folder, folder / "store", f"{seed}:{len(results)}", write_path, longest_s)
         found = False
         with one.mounted():
             for _ in range(min(kills_per_store, kills - len(results))):

@@ -48,13 +48,13 @@ rename or a publish of some writer; while a segment is written, is punched, a hi
 starts anew, a staging file goes."""
 
 
-def choose_moment(chance: random.Random, settle_s: float) -> Moment:
-    """A moment of a round."""
+def choose_moment(chance: random.Random, settle_s: float, longest_s: float) -> Moment:
+    """A moment of a round that is to take about `longest_s` at most."""
     kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
-    after_s = chance.uniform(0.1, 2.0)
+    after_s = chance.uniform(0.1, longest_s * 0.6)
     delay_s = chance.choice((0.0, 0.0, chance.uniform(0, 0.003), chance.uniform(0, 0.03)))
     if kind == "clock":
-        return Moment(kind, chance.uniform(0.05, 3.5), 0, 0.0)
+        return Moment(kind, chance.uniform(0.05, longest_s), 0, 0.0)
     if kind == "settling":
         delay_s = chance.uniform(settle_s * 0.8, settle_s + 0.6)
     return Moment(kind, after_s, chance.randint(1, 4), delay_s)

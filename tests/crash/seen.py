@@ -90,5 +90,10 @@ def list_versions(mount: str, unit: str) -> list[str]:
 
 def version_digest(mount: str, unit: str, version: str) -> str:
     """A hash of every name, kind and byte of a version."""
-    outline = outline_of(look_at_tree(os.path.join(mount, ".versions", unit, version)))
+    return tree_digest(os.path.join(mount, ".versions", unit, version))
+
+
+def tree_digest(top: str) -> str:
+    """The same of any directory."""
+    outline = outline_of(look_at_tree(top))
     return digest_of(repr(sorted(outline.items())).encode())

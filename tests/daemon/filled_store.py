@@ -59,10 +59,13 @@ class FilledStore:
             self.histories,
             self.addresses,
             self.units.is_top,
-            lambda: Facts(write_path="plain", why="a test", mountpoint="/mnt", ingest_pending_bytes=0),
+            self._facts,
         )
         self._objects: list[tuple[ChunkId, bytes]] = []
         self._clock_s = 1_796_000_000
+
+    async def _facts(self) -> Facts:
+        return Facts(write_path="plain", why="a test", mountpoint="/mnt", ingest_pending_bytes=0)
 
     def close(self) -> None:
         """Commit and close."""

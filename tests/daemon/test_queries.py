@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import trio
 from filled_store import PIECE_BYTES, FilledStore, answered
 
 from ckptfs.daemon import messages
@@ -173,7 +174,7 @@ def test_a_chunk_that_the_index_lacks_is_corrupt(history: FilledStore) -> None:
 
 
 def test_status(history: FilledStore) -> None:
-    status = answered(history.queries.status(history.histories.units()))
+    status = answered(trio.run(history.queries.status, history.histories.units()))
     assert {"version", "write_path", "why", "units", "stored_bytes", "free_bytes"} <= status.keys()
     (unit,) = status["units"]  # type: ignore[misc]
     assert answered(unit)["name"] == "run" and answered(unit)["versions"] == 3

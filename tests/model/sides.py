@@ -140,6 +140,8 @@ class Side:
         return os.write(self.slots[slot][0], payload)
 
     def seek(self, slot: int, offset: int, whence: int) -> int:
+        if stat.S_ISDIR(os.fstat(self.slots[slot][0]).st_mode):
+            raise OSError(errno.EISDIR, "what this gives is the file system's own affair")
         return os.lseek(self.slots[slot][0], offset, whence)
 
     def ftruncate(self, slot: int, size: int) -> None:

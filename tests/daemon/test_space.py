@@ -1,0 +1,89 @@
+"""Room: what is kept free, what statfs counts, and that a vain search is not repeated for every write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import trio
+from filled_store import FilledStore
+
+from ckptfs.daemon import space
+from ckptfs.daemon.config import Config
+from ckptfs.daemon.space import SpaceKeeper
+from ckptfs.store.disk import Space
+from ckptfs.store.errors import NoSpace
+from ckptfs.store.sweep import Sweeper
+
+DISK = Space(total=1000, free=300, available=200, inodes=10, inodes_free=5)
+
+
+class Sweeping(Sweeper):
+    """A sweeper that gains what it is told to."""
+
+    def __init__(self, gain: int) -> None:
+        self.gain = gain
+        self.asked: list[int] = []
+        self.reclaimable_bytes = 100
+
+    async def make_room(self, free_bytes: int) -> int:
+        self.asked.append(free_bytes)
+        if self.gain < 0:
+            raise NoSpace("full")
+        return self.gain
+
+
+@pytest.fixture
+def full_disk(filled_store: FilledStore, monkeypatch: pytest.MonkeyPatch) -> FilledStore:
+    """A store on a disk of 1000 bytes, with a version of 60 bytes."""
+    filled_store.publish("run", {"x": b"1" * 60})
+    monkeypatch.setattr(filled_store.disk, "space", lambda: DISK)
+    return filled_store
+
+
+def keeper(store: FilledStore, sweeping: Sweeping, config: Config | None = None) -> SpaceKeeper:
+    return SpaceKeeper(store.disk, store.histories, sweeping, config or Config())
+
+
+def test_history_that_may_go_counts_as_free(full_disk: FilledStore) -> None:
+    assert keeper(full_disk, Sweeping(0)).space() == replace(DISK, free=400, available=300)
+
+
+def test_twice_the_last_save_or_what_is_configured(full_disk: FilledStore) -> None:
+    assert keeper(full_disk, Sweeping(0)).min_free_bytes() == 120
+    assert keeper(full_disk, Sweeping(0), Config(min_free="30%")).min_free_bytes() == 300
+    full_disk.publish("run", {"x": b"1" * 500})
+    assert keeper(full_disk, Sweeping(0)).min_free_bytes() == 200
+
+
+@pytest.mark.parametrize("gain", [0, -1])
+def test_a_vain_search_is_not_repeated_at_once(full_disk: FilledStore, gain: int) -> None:
+    sweeping = Sweeping(gain)
+    kept = keeper(full_disk, sweeping)
+    assert not trio.run(kept.make_room, 10)
+    assert not trio.run(kept.make_room, 10)
+    assert len(sweeping.asked) == 1
+
+
+def test_room_that_was_made_lets_the_writer_try_again(full_disk: FilledStore) -> None:
+    sweeping = Sweeping(50)
+    kept = keeper(full_disk, sweeping)
+    assert trio.run(kept.make_room, 10) and trio.run(kept.make_room, 10)
+    assert len(sweeping.asked) == 2 and min(sweeping.asked) >= 10
+
+
+def test_min_free_is_kept_all_the_time(full_disk: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "LOOK_EVERY_S", 0.01)
+    sweeping = Sweeping(50)
+    kept = keeper(full_disk, sweeping, Config(min_free=250))
+
+    async def for_a_moment() -> None:
+        with trio.move_on_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kept.run)
+                while len(sweeping.asked) < 2:
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+
+    trio.run(for_a_moment)
+    assert sweeping.asked[:2] == [250, 250]
