@@ -81,8 +81,7 @@ class Mount:
         self.face = Face(
             StoreParts(parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories),
             FaceSettings(config.settle_s, config.settle_max_s, config.units, (os.geteuid(), os.getegid())),
-            make_room=self._make_room,
-            space=self._space,
+            self,
         )
         self._sweeper = Sweeper(
             parts.disk,
@@ -92,7 +91,7 @@ class Mount:
             parts.ingest.reclaim,
             self.face.open_recipes,
         )
-        self._keeper = SpaceKeeper(parts.disk, parts.histories, self._sweeper, config)
+        self._keeper = SpaceKeeper(parts.disk, parts.index, parts.histories, self._sweeper, config)
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
     async def serve(self, as_json: bool) -> None:
@@ -159,10 +158,16 @@ class Mount:
             except (CkptfsError, OSError) as e:
                 log.error("room of duplicates was not given back: %s", e)
 
-    async def _make_room(self, wanted_bytes: int) -> bool:
+    async def make_room(self, wanted_bytes: int) -> bool:
+        """The disk is full for a writer: True if a second try makes sense."""
         return await self._keeper.make_room(wanted_bytes)
 
-    def _space(self) -> Space:
+    async def before_writing(self) -> None:
+        """A file is about to be opened for writing."""
+        await self._keeper.before_writing()
+
+    def space(self) -> Space:
+        """What statfs shows."""
         return self._keeper.space()
 
     def _make_service(self) -> Service:

@@ -18,12 +18,15 @@ from ckptfs.daemon.config import Config
 from ckptfs.store.disk import Disk, Space
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.histories import Histories
+from ckptfs.store.index import Index
 from ckptfs.store.retention import default_min_free
 from ckptfs.store.sweep import Sweeper
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
-_SURVEY_EVERY_S = 30.0
+_NEXT_SAVE = 1.05
+_SURVEY_EVERY_S = 2.0
+_SURVEY_SHARE = 30
 _VAIN_PAUSE_S = 5.0
 _MARGIN_BYTES = 64 << 20
 
@@ -31,8 +34,11 @@ _MARGIN_BYTES = 64 << 20
 class SpaceKeeper:
     """Watches the room on the disk below the store. Belongs to the trio thread."""
 
-    def __init__(self, disk: Disk, histories: Histories, sweeper: Sweeper, config: Config) -> None:
+    def __init__(
+        self, disk: Disk, index: Index, histories: Histories, sweeper: Sweeper, config: Config
+    ) -> None:
         self._disk = disk
+        self._index = index
         self._histories = histories
         self._sweeper = sweeper
         self._config = config
@@ -40,6 +46,8 @@ class SpaceKeeper:
         self._warned = False
         self._surveyed: tuple[int, int] = (-1, -1)
         self._survey_due = 0.0
+        self._wanted_bytes = 0
+        self._wanted_until = 0.0
 
     def space(self) -> Space:
         """What statfs shows: history that would give way counts as free."""
@@ -57,6 +65,17 @@ class SpaceKeeper:
         """The disk is full for a writer: True if a second try makes sense."""
         return await self._free(wanted_bytes + min(_MARGIN_BYTES, self._disk.space().total // 64)) > 0
 
+    async def before_writing(self) -> None:
+        """Let history give way before a save begins that may be as large as the last one.
+
+        Where the kernel writes by itself (passthrough) nobody is asked when the disk gets full.
+        """
+        if time.monotonic() >= self._wanted_until:
+            self._wanted_bytes = max(self.min_free_bytes(), int(_NEXT_SAVE * self._last_save_bytes()))
+            self._wanted_until = time.monotonic() + LOOK_EVERY_S
+        if self._disk.space().available < self._wanted_bytes:
+            await self._free(self._wanted_bytes)
+
     async def run(self) -> None:
         """Keep `min_free` free, for ever; cancelled at shutdown."""
         while True:
@@ -72,10 +91,17 @@ class SpaceKeeper:
             return 0
         gained = 0
         try:
-            gained = await self._sweeper.make_room(free_bytes)
+            if self._index.pending:
+                # What was removed since the last commit gives its room back only with the next.
+                before = self._disk.space().available
+                self._index.commit()
+                gained = self._disk.space().available - before
+                if before + gained >= free_bytes:
+                    return gained
+            gained += await self._sweeper.make_room(free_bytes)
         except (CkptfsError, OSError) as e:
             log.error("no room could be made: %s", e)
-        if gained:
+        if gained > 0:
             log.info("gave %d bytes back to the disk", gained)
             self._warned = False
             return gained
@@ -92,9 +118,11 @@ class SpaceKeeper:
         state = (sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0))
         if state == self._surveyed:
             return
+        started = time.monotonic()
         try:
             await self._sweeper.survey()
             self._surveyed = state
+            self._survey_due += _SURVEY_SHARE * (time.monotonic() - started)
         except (CkptfsError, OSError) as e:
             log.error("history could not be surveyed: %s", e)
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import trio
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChanges
@@ -21,7 +19,7 @@ from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
-from ckptfs.fusefs.operations import CkptfsOperations
+from ckptfs.fusefs.operations import CkptfsOperations, Room
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.publish import Publisher, Request
@@ -30,7 +28,7 @@ from ckptfs.fusefs.scheduler import Scheduler
 from ckptfs.fusefs.storing import Storing
 from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles
-from ckptfs.store.disk import Disk, Space
+from ckptfs.store.disk import Disk
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId
 from ckptfs.store.index import Change, Index, Table
@@ -71,8 +69,7 @@ class Face:
         self,
         store: StoreParts,
         settings: FaceSettings,
-        make_room: Callable[[int], Awaitable[bool]],
-        space: Callable[[], Space],
+        room: Room,
     ) -> None:
         clock = time.time_ns
         self._store = store
@@ -91,7 +88,7 @@ class Face:
             store.segments,
             self.quiet,
             self.passthrough,
-            make_room,
+            room.make_room,
         )
         self.preimages = Preimages(
             self.namespace, self.drafts, self.units, store.segments, settings.settle_s, self.files.is_written
@@ -108,7 +105,7 @@ class Face:
             self.lookups.is_known,
         )
         self._make_publisher(clock)
-        self._make_operations(space)
+        self._make_operations(room)
         self.publisher.mend()
 
     def open_recipes(self) -> list[RecipeId]:
@@ -121,9 +118,8 @@ class Face:
         tag = name.decode("utf-8", "surrogateescape")
         check_tag(tag)
         top = self.units.top_of(directory)
-        with trio.CancelScope(shield=True):
-            record = await self.publisher.publish_now(top, Request("snapshot"))
-            self._store.histories.tag(record.unit, record.number, tag)
+        record = await self.publisher.publish_now(top, Request("snapshot"))
+        self._store.histories.tag(record.unit, record.number, tag)
         return self.browse.version_directory(directory, record.unit, record.number)
 
     def _make_publisher(self, clock: Callable[[], int]) -> None:
@@ -151,7 +147,7 @@ class Face:
         self.mutations.on_renamed = self.scheduler.renamed
         self.mutations.on_directory_gone = self.publisher.directory_gone
 
-    def _make_operations(self, space: Callable[[], Space]) -> None:
+    def _make_operations(self, room: Room) -> None:
         store = self._store
         self.browse = Browse(store.segments, store.histories, self.namespace, self.units)
         self.versioned = VersionedFiles(store.segments, self.browse, self._live_recipe)
@@ -166,7 +162,7 @@ class Face:
             self.versioned,
             self,
             self.passthrough,
-            space,
+            room,
         )
 
     def _live_recipe(self, ino: int) -> Recipe | None:

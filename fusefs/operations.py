@@ -13,6 +13,7 @@ import errno
 import functools
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -47,6 +48,7 @@ LIVE_TIMEOUT_S = 3600.0
 FIRST_VIRTUAL_INO = 1 << 62
 _DOTS = 2
 _LISTED_AT_ONCE = 128
+_DIRECT_IS_COHERENT = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= (6, 18)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +59,20 @@ class Snapshots(Protocol):
 
     async def snapshot(self, directory: int, name: bytes) -> Attributes:
         """Publish and tag; returns the attributes of the new version's directory."""
+
+
+class Room(Protocol):
+    """Who looks after the space on the disk below the store."""
+
+    def space(self) -> Space:
+        """What statfs shows."""
+
+    async def before_writing(self) -> None:
+        """Called before a file is opened for writing: the kernel may write by itself then, and get
+        ENOSPC without asking, so history has to give way before."""
+
+    async def make_room(self, wanted_bytes: int) -> bool:
+        """The disk is full for a writer: True if a second try makes sense."""
 
 
 def answered(
@@ -95,7 +111,7 @@ class CkptfsOperations(pyfuse3.Operations):
         versioned: VersionedFiles,
         snapshots: Snapshots,
         passthrough: Passthrough,
-        space: Callable[[], Space],
+        room: Room,
     ) -> None:
         super().__init__()
         self._namespace = namespace
@@ -108,7 +124,8 @@ class CkptfsOperations(pyfuse3.Operations):
         self._snapshots = snapshots
         self._passthrough = passthrough
         self.strips_privileges = False
-        self._space = space
+        self._space = room.space
+        self._room_for_writing = room.before_writing
 
     def report(self, operation: str, args: Sequence[object], error: Exception) -> None:
         """Log an error that is not an ordinary answer, with the path that it is about."""
@@ -174,6 +191,7 @@ class CkptfsOperations(pyfuse3.Operations):
                 raise PosixError(errno.EEXIST)
             info = await self._open_live(existing, flags, ctx.uid)
             return info, self._remembered(self._namespace.attributes(existing))
+        await self._room_for_writing()
         mode = self._without_foreign_setgid(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
         if ctx.uid and self.strips_privileges:
@@ -427,6 +445,8 @@ class CkptfsOperations(pyfuse3.Operations):
 
     async def _open_live(self, ino: int, flags: int, uid: int) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
+        if write:
+            await self._room_for_writing()
         await self._files.open(ino, write=write, truncate=bool(flags & os.O_TRUNC))
         if self.strips_privileges:
             if flags & os.O_TRUNC:
@@ -489,8 +509,9 @@ def _moves_privileges(wanted: AttributeChange) -> bool:
 
 def _info(ino: int, flags: int, *, write: bool) -> FileInfo:
     # direct_io spares the page cache of data that nobody reads back through this handle
-    # (measured: 0.29 -> 0.35 of native); a descriptor that can be mapped must not have it.
-    direct = flags & os.O_ACCMODE == os.O_WRONLY
+    # (measured: 0.29 -> 0.35 of native); a descriptor that can be mapped must not have it. Kernels
+    # before 6.18 drop cached pages only before such a write: a reader in between keeps old bytes.
+    direct = _DIRECT_IS_COHERENT and flags & os.O_ACCMODE == os.O_WRONLY
     return FileInfo(fh=ino << 1 | write, direct_io=direct, keep_cache=True)
 
 

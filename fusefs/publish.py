@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from ckptfs.fusefs.draft import Drafts
-from ckptfs.fusefs.facts import VersionFacts
+from ckptfs.fusefs.facts import Facts, VersionFacts
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.preimage import Preimages
@@ -29,7 +29,7 @@ from ckptfs.fusefs.treebuilder import TOP_NAME, Stored, TreeBuilder, overlay_pin
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import InvalidRequest, NotFound
 from ckptfs.store.histories import Histories, Unit
-from ckptfs.store.history import VersionRecord
+from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import ChunkId, TreeId, UnitId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Ingest
@@ -146,6 +146,8 @@ class Publisher:
         tree = builder.build()
         top_entry = builder.top_entry(tree)
         await self._ingest.store_objects(builder.built.objects, held)
+        if not self._is_linked(top):
+            return None
         change = Change()
         for directory, built in builder.built.trees.items():
             change.put(Table.PUBLISHED, key_of(directory), built)
@@ -162,6 +164,9 @@ class Publisher:
         if record is None:
             unit = self._histories.unit_of_ino(top)
             record = self._histories.newest(unit.unit) if unit is not None else None
+            if unit is not None and record is not None and request.step not in (None, record.step):
+                # Nothing is new but what the caller knows of it.
+                record = self._record(unit, record.top, request, Change())
         if record is None:
             raise NotFound(
                 "there is nothing to publish here yet: versioning is off, or all files are being written"
@@ -271,6 +276,9 @@ class Publisher:
         if before is not None and _same(before.top, top):
             self._namespace.index.apply(change)
             return None
+        return self._record(unit, top, request, change)
+
+    def _record(self, unit: Unit, top: Entry, request: Request, change: Change) -> VersionRecord:
         assert top.tree is not None
         found = self._facts.of(unit.unit, top.tree)
         now_ns = self._clock()
@@ -286,7 +294,7 @@ class Publisher:
             logical_bytes=found.logical_bytes,
             state=found.state,
             step=request.step if request.step is not None else found.step,
-            steps=found.steps,
+            steps=_steps(found, request.step),
             missing=found.missing,
             before=unit.head,
         )
@@ -384,6 +392,13 @@ class Publisher:
         if unit is None:
             raise NotFound("the unit of a removed directory is not in the history")
         return unit, _top_entry(gone[16:])
+
+
+def _steps(found: Facts, step: int | None) -> tuple[int, ...]:
+    """The steps that a version holds intact; a caller may know what the names do not tell."""
+    if step is None or found.state is not State.COMPLETE:
+        return found.steps
+    return tuple(sorted({*found.steps, step}))
 
 
 def _gone_key(top: int) -> bytes:

@@ -20,7 +20,7 @@ from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.publish import Publisher, Request
 from ckptfs.fusefs.quiet import Due
 from ckptfs.fusefs.units import Units
-from ckptfs.store.errors import CkptfsError, NoSpace
+from ckptfs.store.errors import NoSpace
 
 log = logging.getLogger(__name__)
 TICK_S = 0.25
@@ -101,7 +101,7 @@ class Scheduler:
         except NoSpace as e:
             self._not_before[top] = time.monotonic() + _RETRY_S
             log.warning("no version of %s yet: %s", self._name(top), e)
-        except (CkptfsError, OSError) as e:
+        except Exception as e:  # whatever it is: a failed publish never ends the loop
             self._not_before[top] = time.monotonic() + _RETRY_S
             log.error("publishing %s failed, trying again: %s", self._name(top), e, exc_info=e)
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 BLOCK_BYTES = 4096
-_FALLOC_KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
+_FALLOC_KEEP_SIZE = 0x01
+_FALLOC_PUNCH_HOLE = 0x02
 _CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
 _F_SETSIG = 10
 _LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
@@ -178,12 +179,17 @@ class Disk:
         """Give back a range (it then reads as zeros); False where the file system cannot."""
         import ctypes
 
-        if self._fallocate(fd, _FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, length) == 0:  # type: ignore[operator]
+        if self._fallocate(fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, offset, length) == 0:  # type: ignore[operator]
             return True
         code = ctypes.get_errno()
         if code in _CANNOT_PUNCH:
             return False
         raise OSError(code, os.strerror(code))
+
+    def allocate(self, fd: int, length: int) -> bool:
+        """Have the first `length` bytes of a file occupy their blocks, so that writing them later
+        needs no room; the file's length stays. False where that cannot be."""
+        return self._fallocate(fd, _FALLOC_KEEP_SIZE, 0, length) == 0  # type: ignore[operator, no-any-return]
 
     def lease(self, fd: int, kind: Literal["read", "write"]) -> bool:
         """Take a lease; False while somebody has the file open or mapped in a way that forbids it.

@@ -23,6 +23,8 @@ from ckptfs.store.journal import Journal, Op
 from ckptfs.store.removal_gate import RemovalGate
 
 _MAP_BYTES = 1 << 40
+_AHEAD_BYTES = 16 << 20
+_PAGE_BYTES = 4096
 _SEQUENCE = b"sequence"
 INDEX_PATH = "index"
 
@@ -99,6 +101,8 @@ class Index:
         self._watchers: list[Callable[[list[Op]], None]] = []
         self.removals = RemovalGate()
         self._pending = 0
+        self._disk = disk
+        self._allocated_bytes = 0
         if not read_only:
             self._journal = Journal(disk)
             self._replay()
@@ -180,6 +184,7 @@ class Index:
             self._commit_transaction()
             self._journal.restart()
             self._pending = 0
+            self._allocate_ahead()
         actions, self._actions = self._actions, []
         for action in actions:
             action()
@@ -210,6 +215,18 @@ class Index:
             self._transaction.abort()
             self._journal.close()
         self._env.close()
+
+    def _allocate_ahead(self) -> None:
+        """Keep blocks behind the used pages of the file, so that commits go on when the disk is full."""
+        used = (int(self._env.info()["last_pgno"]) + 1) * _PAGE_BYTES
+        if used + _AHEAD_BYTES // 2 <= self._allocated_bytes:
+            return
+        fd = self._disk.open_write(f"{INDEX_PATH}/data.mdb")
+        try:
+            if self._disk.allocate(fd, used + _AHEAD_BYTES):
+                self._allocated_bytes = used + _AHEAD_BYTES
+        finally:
+            self._disk.close(fd)
 
     def _commit_transaction(self) -> None:
         self._transaction.put(_SEQUENCE, self._sequence.to_bytes(8, "big"), db=self._tables[Table.META])

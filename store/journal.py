@@ -19,6 +19,7 @@ from ckptfs.store.frames import decode_frames, encode_frame
 JOURNAL_PATH = "journal/current"
 RESERVE_PATH = "journal/reserve"
 RESERVE_BYTES = 8 << 20
+ALLOCATED_BYTES = 8 << 20
 CHANGE_KIND = 1
 
 Op = tuple[int, bytes, bytes | None]
@@ -27,7 +28,8 @@ _decoder = msgspec.msgpack.Decoder(list[Op])
 
 
 class Journal:
-    """An append-only file of frames, each a list of (table number, key, value or None).
+    """A file of frames, each a list of (table number, key, value or None), written from its start
+    after every commit; sequence numbers tell the new ones from what is left of the old.
 
     Touched only by the index thread.
     """
@@ -39,6 +41,7 @@ class Journal:
         self._fd = disk.create(JOURNAL_PATH) if fresh else disk.open_write(JOURNAL_PATH)
         if fresh:
             disk.sync_dir("journal")
+        disk.allocate(self._fd, ALLOCATED_BYTES)
         self._end = 0
         self._synced_end = 0
         self._broken = False
@@ -46,13 +49,14 @@ class Journal:
     def replay(self, after: int) -> list[tuple[int, list[Op]]]:
         """(sequence, operations) of every whole record behind sequence `after`, in order.
 
-        What follows the last of them is cut off: it was never acknowledged. Raises InvalidRequest,
-        and changes nothing, if the first of them does not follow on `after`: the journal is then
-        that of another index, such as one that was deleted, and a part of it is not a state.
+        What follows the last of them was never acknowledged, or is older, and is written over.
+        Raises InvalidRequest, and changes nothing, if the first of them does not follow on `after`:
+        the journal is then that of another index, such as one that was deleted, and a part of it
+        is not a state.
         """
         encoded = self._disk.pread(self._fd, self._disk.fstat(self._fd).st_size, 0)
         found: list[tuple[int, list[Op]]] = []
-        end = 0
+        self._end = 0
         for frame in decode_frames(encoded):
             if found and frame.sequence != found[-1][0] + 1:
                 break
@@ -61,11 +65,9 @@ class Journal:
                     f"the index of {self._disk.root} is not the one of its journal; "
                     "run `ckptfs rebuild` first"
                 )
-            end = frame.end
             if frame.sequence > after:
                 found.append((frame.sequence, self._operations(frame.payload)))
-        self._disk.truncate(self._fd, end)
-        self._end = end
+                self._end = frame.end
         return found
 
     def append(self, sequence: int, operations: list[Op]) -> None:
@@ -76,7 +78,6 @@ class Journal:
         try:
             self._disk.pwrite(self._fd, encoded, self._end)
         except OSError as e:
-            self._disk.truncate(self._fd, self._end)
             if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.free_reserve():
                 raise self._explained(e) from e
             self._write_again(encoded)
@@ -94,8 +95,13 @@ class Journal:
         self._synced_end = self._end
 
     def restart(self) -> None:
-        """Forget all records, because the index has committed them."""
-        self._disk.truncate(self._fd, 0)
+        """Forget all records, because the index has committed them.
+
+        They are written over, not cut off: the file keeps its blocks, so that a full disk does not
+        stop the next records, and a sync has no change of length to write.
+        """
+        if self._end > ALLOCATED_BYTES:
+            self._disk.truncate(self._fd, ALLOCATED_BYTES)
         self._end = self._synced_end = 0
 
     def size_bytes(self) -> int:
@@ -130,7 +136,6 @@ class Journal:
         try:
             self._disk.pwrite(self._fd, encoded, self._end)
         except OSError as e:
-            self._disk.truncate(self._fd, self._end)
             raise self._explained(e) from e
 
     @staticmethod

@@ -108,7 +108,9 @@ class Campaign:
         """Work, kill, restart, check."""
         self._round = number
         moment = choose_moment(self._chance, SETTLE_S, self._longest_s)
-        result = RoundResult(number, moment.kind, self._write_path, 0.0, killed_at_start=self._chance.random() < 0.125)
+        result = RoundResult(
+            number, moment.kind, self._write_path, 0.0, killed_at_start=self._chance.random() < 0.125
+        )
         clients = self._start_clients()
         result.ran_s = Watch(self.store, [self._journal(name) for name in WRITERS]).wait(moment)
         if not self.mount.is_alive():
@@ -193,7 +195,15 @@ class Campaign:
         delay_s = self._chance.uniform(0.2, 1.2)
         with (self.folder / "logs" / "daemon.stderr").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ckptfs.daemon", "mount", str(self.mount.path), "--store", str(self.store)]
+                [
+                    sys.executable,
+                    "-m",
+                    "ckptfs.daemon",
+                    "mount",
+                    str(self.mount.path),
+                    "--store",
+                    str(self.store),
+                ]
                 + ["--config", str(self.folder / "logs" / "ckptfs.toml")],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -269,7 +279,11 @@ class Campaign:
             tags[ending.pending_tag[0]] = ending.pending_tag[1]
         self._tags |= {(name, tag): held for tag, held in tags.items()}
         result.tags += len(tags)
-        old = self._chance.sample(sorted(k for k in self._tags if k[0] == name), k=1) if self._tags_of(name) else []
+        old = (
+            self._chance.sample(sorted(k for k in self._tags if k[0] == name), k=1)
+            if self._tags_of(name)
+            else []
+        )
         for tag in {*tags, *(tag for _, tag in old)}:
             self._check_tag(name, tag, result)
 
@@ -331,7 +345,9 @@ class Campaign:
         try:
             roots = {version.number: version.root for version in self.mount.versions(unit)}
             if roots and not self.mount.verified(unit):
-                result.findings.append(f"verify of {unit}: {self.mount.facts('verify', str(self.mount.path / unit))}")
+                result.findings.append(
+                    f"verify of {unit}: {self.mount.facts('verify', str(self.mount.path / unit))}"
+                )
         except AssertionError as e:
             result.findings.append(f"the command line on {unit}: {str(e)[:600]}")
             return
@@ -399,7 +415,9 @@ def _line(result: RoundResult) -> str:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)

@@ -112,7 +112,10 @@ class Watch:
 
     def _watched(self, kind: str) -> tuple[list[Path], int, str]:
         if kind in ("segment", "punch"):
-            folders = [self._store / "segments", *(p for p in (self._store / "segments").iterdir() if p.is_dir())]
+            folders = [
+                self._store / "segments",
+                *(p for p in (self._store / "segments").iterdir() if p.is_dir()),
+            ]
             if kind == "segment":
                 return folders, _IN_CREATE | _IN_MOVED_TO, ""
             return folders, _IN_MODIFY, ".seg"

@@ -60,7 +60,9 @@ def bare_copy(store: Path, target: Path) -> Path:
     """A copy as FORMAT.md says a backup is made: format, then segments (sparse), then history."""
     target.mkdir()
     for part in ("format", "segments", "history"):
-        subprocess.run(["cp", "-a", "--sparse=always", str(store / part), str(target)], check=True, timeout=60)
+        subprocess.run(
+            ["cp", "-a", "--sparse=always", str(store / part), str(target)], check=True, timeout=60
+        )
     return target
 
 

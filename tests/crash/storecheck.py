@@ -67,13 +67,17 @@ class Look:
 
     def _segment_files(self) -> set[str]:
         folders = [name for name in self._disk.list_dir(SEGMENTS_PATH) if len(name) == 2]
-        return {f"{SEGMENTS_PATH}/{f}/{n}" for f in folders for n in self._disk.list_dir(f"{SEGMENTS_PATH}/{f}")}
+        return {
+            f"{SEGMENTS_PATH}/{f}/{n}" for f in folders for n in self._disk.list_dir(f"{SEGMENTS_PATH}/{f}")
+        }
 
     def _check_segments(self, before: set[str]) -> None:
         numbers = {int.from_bytes(key, "big") for key, _ in self._index.scan(Table.SEGMENT)}
         there = self._segment_files()
         named = {path for number in numbers for path in segment_paths(number)}
-        orphans = {path for path in (before & there) - named if segment_number(path.rpartition("/")[2]) is not None}
+        orphans = {
+            path for path in (before & there) - named if segment_number(path.rpartition("/")[2]) is not None
+        }
         self.findings |= {f"{path} has no row" for path in orphans}
         self.findings |= {f"{path} has a row and is not there" for path in named - there}
         self.findings |= {f"{path} is a leftover" for path in (before & there) - named - orphans}
@@ -98,7 +102,9 @@ class Look:
                 if recipe is not None:
                     self._check_recipe(recipe, "the live tree")
         for key, value in self._index.scan(Table.PUBLISHED):
-            self._check_tree(TreeId(ChunkId(value[:32])), f"directory {int.from_bytes(key, 'big')} as published")
+            self._check_tree(
+                TreeId(ChunkId(value[:32])), f"directory {int.from_bytes(key, 'big')} as published"
+            )
         histories = Histories(self._disk, self._index, read_only=True)
         for unit in histories.units():
             for record in histories.versions(unit.unit):

@@ -14,7 +14,9 @@ CUT = 8192
 
 
 @pytest.mark.parametrize("write_path", ["auto", "plain"])
-def test_what_a_dying_truncate_cut_off_stays_cut_off(mount_factory: Callable[..., Mount], write_path: str) -> None:
+def test_what_a_dying_truncate_cut_off_stays_cut_off(
+    mount_factory: Callable[..., Mount], write_path: str
+) -> None:
     """The staging file of a stored file that is being changed was cut, the record of it not written."""
     mount = mount_factory(config={"settle_s": 0.2, "write_path": write_path}, on_tmpfs=True)
     run, staging = mount.path / "run", mount.store / "staging"

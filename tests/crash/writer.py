@@ -81,7 +81,9 @@ class Writer:
         self._fds[op["fd"]] = os.open(self._at(op["path"]), flags, 0o644)
 
     def _open(self, op: dict[str, Any]) -> None:
-        flags = os.O_RDWR | (os.O_TRUNC if op.get("truncate") else 0) | (os.O_APPEND if op.get("append") else 0)
+        flags = (
+            os.O_RDWR | (os.O_TRUNC if op.get("truncate") else 0) | (os.O_APPEND if op.get("append") else 0)
+        )
         self._fds[op["fd"]] = os.open(self._at(op["path"]), flags)
 
     def _write(self, op: dict[str, Any]) -> int:
@@ -188,7 +190,9 @@ class Writer:
         if self.random.random() < 0.3:
             self.call({"op": "fsyncdir", "path": temporary})
         self.call({"op": "rename", "path": temporary, "new": f"checkpoint-{self._next()}"})
-        saved = sorted((n for n in self.tree.names if n.startswith("checkpoint-") and "/" not in n), key=_number)
+        saved = sorted(
+            (n for n in self.tree.names if n.startswith("checkpoint-") and "/" not in n), key=_number
+        )
         for folder in saved[:-_KEPT]:
             self._remove_folder(folder)
 
