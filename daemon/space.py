@@ -25,6 +25,7 @@ from ckptfs.store.sweep import Sweeper
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 _NEXT_SAVE = 1.05
+_WANTED_FOR_S = 0.1
 _SURVEY_EVERY_S = 2.0
 _SURVEY_SHARE = 30
 _VAIN_PAUSE_S = 5.0
@@ -43,6 +44,7 @@ class SpaceKeeper:
         self._sweeper = sweeper
         self._config = config
         self._vain_until = 0.0
+        self._vain_state = (-1, -1)
         self._warned = False
         self._surveyed: tuple[int, int] = (-1, -1)
         self._survey_due = 0.0
@@ -72,7 +74,7 @@ class SpaceKeeper:
         """
         if time.monotonic() >= self._wanted_until:
             self._wanted_bytes = max(self.min_free_bytes(), int(_NEXT_SAVE * self._last_save_bytes()))
-            self._wanted_until = time.monotonic() + LOOK_EVERY_S
+            self._wanted_until = time.monotonic() + _WANTED_FOR_S
         if self._disk.space().available < self._wanted_bytes:
             await self._free(self._wanted_bytes)
 
@@ -86,18 +88,13 @@ class SpaceKeeper:
                 await self._survey()
 
     async def _free(self, free_bytes: int) -> int:
-        """Bytes that were gained; 0 without a try shortly after one that was in vain."""
-        if time.monotonic() < self._vain_until:
-            return 0
+        """Bytes that were gained; 0 without a try shortly after one that was in vain, unless
+        versions have come or gone since."""
         gained = 0
         try:
-            if self._index.pending:
-                # What was removed since the last commit gives its room back only with the next.
-                before = self._disk.space().available
-                self._index.commit()
-                gained = self._disk.space().available - before
-                if before + gained >= free_bytes:
-                    return gained
+            gained = self._commit_removals()
+            if self._disk.space().available >= free_bytes or self._is_in_vain():
+                return gained
             gained += await self._sweeper.make_room(free_bytes)
         except (CkptfsError, OSError) as e:
             log.error("no room could be made: %s", e)
@@ -106,16 +103,32 @@ class SpaceKeeper:
             self._warned = False
             return gained
         self._vain_until = time.monotonic() + _VAIN_PAUSE_S
+        self._vain_state = self._state()
         if not self._warned:
             log.warning("the disk is nearly full, and there is no history left that may go")
             self._warned = True
         return 0
 
+    def _commit_removals(self) -> int:
+        """What was removed since the last commit gives its room back only with the next."""
+        if not self._index.pending:
+            return 0
+        before = self._disk.space().available
+        self._index.commit()
+        return max(0, self._disk.space().available - before)
+
+    def _is_in_vain(self) -> bool:
+        return time.monotonic() < self._vain_until and self._state() == self._vain_state
+
+    def _state(self) -> tuple[int, int]:
+        """Changes whenever versions come or go."""
+        units = self._histories.units()
+        return sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0)
+
     async def _survey(self) -> None:
         """Find out what could give way, if versions came or went since the last time."""
         self._survey_due = time.monotonic() + _SURVEY_EVERY_S
-        units = self._histories.units()
-        state = (sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0))
+        state = self._state()
         if state == self._surveyed:
             return
         started = time.monotonic()

@@ -21,6 +21,7 @@ _FALLOC_KEEP_SIZE = 0x01
 _FALLOC_PUNCH_HOLE = 0x02
 _CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
 _F_SETSIG = 10
+_LEAST_SET_ASIDE = 1 << 20
 _LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
 
 
@@ -236,6 +237,10 @@ class Disk:
     def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
         """Set access and modification time of an open file."""
         os.utime(fd, ns=(atime_ns, mtime_ns))
+
+    def set_aside(self, most: int) -> int:
+        """How many bytes may be kept aside for one purpose: `most`, less on a small disk."""
+        return min(most, max(_LEAST_SET_ASIDE, self.space().total // 64))
 
     def space(self) -> Space:
         """Room on the file system below the store."""

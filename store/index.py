@@ -219,12 +219,13 @@ class Index:
     def _allocate_ahead(self) -> None:
         """Keep blocks behind the used pages of the file, so that commits go on when the disk is full."""
         used = (int(self._env.info()["last_pgno"]) + 1) * _PAGE_BYTES
-        if used + _AHEAD_BYTES // 2 <= self._allocated_bytes:
+        ahead = self._disk.set_aside(_AHEAD_BYTES)
+        if used + ahead // 2 <= self._allocated_bytes:
             return
         fd = self._disk.open_write(f"{INDEX_PATH}/data.mdb")
         try:
-            if self._disk.allocate(fd, used + _AHEAD_BYTES):
-                self._allocated_bytes = used + _AHEAD_BYTES
+            if self._disk.allocate(fd, used + ahead):
+                self._allocated_bytes = used + ahead
         finally:
             self._disk.close(fd)
 

@@ -41,7 +41,8 @@ class Journal:
         self._fd = disk.create(JOURNAL_PATH) if fresh else disk.open_write(JOURNAL_PATH)
         if fresh:
             disk.sync_dir("journal")
-        disk.allocate(self._fd, ALLOCATED_BYTES)
+        self._allocated_bytes = disk.set_aside(ALLOCATED_BYTES)
+        disk.allocate(self._fd, self._allocated_bytes)
         self._end = 0
         self._synced_end = 0
         self._broken = False
@@ -100,8 +101,8 @@ class Journal:
         They are written over, not cut off: the file keeps its blocks, so that a full disk does not
         stop the next records, and a sync has no change of length to write.
         """
-        if self._end > ALLOCATED_BYTES:
-            self._disk.truncate(self._fd, ALLOCATED_BYTES)
+        if self._end > self._allocated_bytes:
+            self._disk.truncate(self._fd, self._allocated_bytes)
         self._end = self._synced_end = 0
 
     def size_bytes(self) -> int:
@@ -114,7 +115,7 @@ class Journal:
             return
         fd = self._disk.create(RESERVE_PATH)
         try:
-            for at in range(0, RESERVE_BYTES, 1 << 20):
+            for at in range(0, self._disk.set_aside(RESERVE_BYTES), 1 << 20):
                 self._disk.pwrite(fd, bytes(1 << 20), at)
         except OSError:
             self._disk.unlink(RESERVE_PATH)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import errno
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +80,7 @@ def _lines(journal: Path) -> Iterator[tuple[str, str]]:
 
 def _answered(tree: Tree, ending: Ending, op: Op, result: int) -> None:
     ending.calls += 1
-    if op["op"] == "map" and not op["sync"] or (ending.unsure and op["op"] in ("close", "map")):
+    if (op["op"] == "map" and not op["sync"]) or (ending.unsure and op["op"] in ("close", "map")):
         ending.unsure.append(op)
         return
     for earlier in ending.unsure:
@@ -168,9 +167,15 @@ def _prefix(content: Bytes, calls: Sequence[Op], answered: int, held: bytes) -> 
     """Whether `held` is the content with at least the `answered` first bytes of the write."""
     payload, offset = payload_bytes(calls[0]["parts"]), calls[0]["offset"]
     # Bytes that agree with the payload may as well have been written: that changes nothing.
-    done = os.path.commonprefix([payload, held[offset : offset + len(payload)]])
-    content.put(offset, done)
-    return len(done) >= answered and content.held == held
+    content.put(offset, payload[: agreeing_bytes(payload, held[offset : offset + len(payload)])])
+    return content.held == held and held[offset : offset + answered] == payload[:answered]
+
+
+def agreeing_bytes(one: bytes | bytearray, other: bytes | bytearray) -> int:
+    """How many bytes two strings have in common at their beginnings."""
+    both = min(len(one), len(other))
+    at = next((i for i in range(0, both, 512) if one[i : i + 512] != other[i : i + 512]), both)
+    return next((i for i in range(at, min(both, at + 512)) if one[i] != other[i]), min(both, at + 512))
 
 
 def _pages(content: Bytes, calls: Sequence[Op], _: int, held: bytes) -> bool:
@@ -216,13 +221,11 @@ def differences(tree: Tree, found: Mapping[str, SeenNode]) -> list[str]:
 def _file_differences(path: str, node: Node, seen: SeenNode) -> Iterator[str]:
     held = _bytes(node).held
     if held != seen.held:
-        both = min(len(held), len(seen.held))
-        at = next((i for i in range(0, both, 512) if held[i : i + 512] != seen.held[i : i + 512]), both)
-        at = next((i for i in range(at, min(both, at + 512)) if held[i] != seen.held[i]), at)
-        zeros = not any(seen.held[at : at + 64])
+        at = agreeing_bytes(held, seen.held)
+        zeros = at < len(seen.held) and not any(seen.held[at : at + 64])
         yield (
             f"{path}: {len(seen.held)} bytes, should be {len(held)}; they differ from byte {at}"
-            + (" (zeros there)" if zeros and at < both else "")
+            + (" (zeros there)" if zeros else "")
         )
     if node.xattrs != seen.xattrs:
         yield f"{path} has the attributes {seen.xattrs}, not {node.xattrs}"

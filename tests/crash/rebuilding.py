@@ -18,6 +18,7 @@ from pathlib import Path
 
 EXTRACT = Path(__file__).parents[2] / "store" / "extract.py"
 _REBUILD_LIMIT_S = 120.0
+_KILLED_WITHIN_S = 0.15
 _EXTRACT_LIMIT_S = 120.0
 
 
@@ -35,7 +36,6 @@ def rebuild_with_kills(store: Path, environment: Mapping[str, str], chance: rand
     """Rebuild until it is through, after `kills` tries of which each is killed at a random moment of its
     work; how many of them really were killed before their end."""
     killed = 0
-    working_s = 0.0
     for _ in range(kills):
         process = subprocess.Popen(rebuild_command(store), stderr=subprocess.DEVNULL, env=environment)
         begun = time.monotonic()
@@ -43,14 +43,18 @@ def rebuild_with_kills(store: Path, environment: Mapping[str, str], chance: rand
             assert time.monotonic() - begun < _REBUILD_LIMIT_S
             time.sleep(0.001)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(chance.uniform(0, working_s or 0.2))
+            process.wait(chance.uniform(0, _KILLED_WITHIN_S))
         if process.poll() is None:
             process.kill()
             killed += 1
         process.wait(20)
-        working_s = max(0.05, working_s)
     done = subprocess.run(
-        rebuild_command(store), capture_output=True, text=True, timeout=_REBUILD_LIMIT_S, env=environment
+        rebuild_command(store),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_REBUILD_LIMIT_S,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     return killed
@@ -71,6 +75,7 @@ def extract(store: Path, *arguments: str) -> str:
     python = _bare_python()
     done = subprocess.run(
         [python, "-I", "-S", str(EXTRACT), str(store), *arguments],
+        check=False,
         capture_output=True,
         text=True,
         timeout=_EXTRACT_LIMIT_S,

@@ -27,7 +27,7 @@ from ckptfs.store.index import Index, Table
 from ckptfs.store.inode import Content, decode_inode
 from ckptfs.store.pins import decode_pin
 from ckptfs.store.segment_files import read_idx
-from ckptfs.store.segment_format import SEGMENTS_PATH, decode_location, segment_number, segment_paths
+from ckptfs.store.segment_format import SEGMENTS_PATH, decode_location, segment_paths
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import STAGING_PATH
 
@@ -75,12 +75,8 @@ class Look:
         numbers = {int.from_bytes(key, "big") for key, _ in self._index.scan(Table.SEGMENT)}
         there = self._segment_files()
         named = {path for number in numbers for path in segment_paths(number)}
-        orphans = {
-            path for path in (before & there) - named if segment_number(path.rpartition("/")[2]) is not None
-        }
-        self.findings |= {f"{path} has no row" for path in orphans}
+        self.findings |= {f"{path} has no row" for path in (before & there) - named}
         self.findings |= {f"{path} has a row and is not there" for path in named - there}
-        self.findings |= {f"{path} is a leftover" for path in (before & there) - named - orphans}
         rows: dict[int, dict[ChunkId, int]] = {}
         for key, value in self._index.scan(Table.CHUNK):
             location, chunk = decode_location(value), ChunkId(key)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crash.kill9 import WRITE_PATHS, campaign
 from mounting import memory_folder
+from rounds import WRITE_PATHS, campaign
 
 ROUNDS = 3
 

@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 
 import pytest
-from crash.kill9 import Campaign
-from crash.rebuilding import bare_copy, delete_index, extract, rebuild_command, rebuild_with_kills
 from mounting import Mount, memory_folder
+from rebuilding import bare_copy, delete_index, extract, rebuild_command, rebuild_with_kills
+from rounds import Campaign
 
 ROUNDS = 2
 REBUILD_KILLS = 4

@@ -145,7 +145,10 @@ class Writer:
             os.mkdir(self._at(f".versions/{op['tag']}"))
             return
         done = subprocess.run(
-            [*self._cli, "publish", self._directory, "--tag", op["tag"]], capture_output=True, timeout=60
+            [*self._cli, "publish", self._directory, "--tag", op["tag"]],
+            check=False,
+            capture_output=True,
+            timeout=60,
         )
         if done.returncode:
             os.statvfs(self._directory)  # never cached: a mount that is gone answers with its own error

@@ -1,0 +1,8 @@
+"""The crash tests' own modules are imported by their names, as the writers' processes import them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
