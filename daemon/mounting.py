@@ -33,7 +33,7 @@ from ckptfs.daemon.rights import Modes
 from ckptfs.daemon.service import Service
 from ckptfs.daemon.space import SpaceKeeper
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
-from ckptfs.fusefs.publish import Request
+from ckptfs.fusefs.recording import Request
 from ckptfs.fusefs.session import Session
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import CkptfsError, NoSpace, Unavailable
@@ -91,7 +91,9 @@ class Mount:
             parts.ingest.reclaim,
             self.face.open_recipes,
         )
-        self._keeper = SpaceKeeper(parts.disk, parts.index, parts.histories, self._sweeper, config)
+        self._keeper = SpaceKeeper(
+            parts.disk, parts.index, parts.histories, self._sweeper, config, self.face.preimages.give_up
+        )
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
     async def serve(self, as_json: bool) -> None:

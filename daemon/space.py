@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import trio
@@ -36,10 +37,17 @@ class SpaceKeeper:
     """Watches the room on the disk below the store. Belongs to the trio thread."""
 
     def __init__(
-        self, disk: Disk, index: Index, histories: Histories, sweeper: Sweeper, config: Config
+        self,
+        disk: Disk,
+        index: Index,
+        histories: Histories,
+        sweeper: Sweeper,
+        config: Config,
+        give_up_pins: Callable[[], int],
     ) -> None:
         self._disk = disk
         self._index = index
+        self._give_up_pins = give_up_pins
         self._histories = histories
         self._sweeper = sweeper
         self._config = config
@@ -88,16 +96,19 @@ class SpaceKeeper:
                 await self._survey()
 
     async def _free(self, free_bytes: int) -> int:
-        """Bytes that were gained; 0 without a try shortly after one that was in vain, unless
-        versions have come or gone since."""
-        gained = 0
-        try:
-            gained = self._commit_removals()
-            if self._disk.space().available >= free_bytes or self._is_in_vain():
-                return gained
-            gained += await self._sweeper.make_room(free_bytes)
-        except (CkptfsError, OSError) as e:
-            log.error("no room could be made: %s", e)
+        """Bytes that were gained. Versions are not looked through again shortly after that was in
+        vain, unless some have come or gone since."""
+        before = self._disk.space().available
+        for step in (self._commit_removals, self._forget_versions, self._let_pins_go):
+            if self._disk.space().available >= free_bytes:
+                break
+            if step == self._forget_versions and self._is_in_vain():
+                continue
+            try:
+                await step(free_bytes)
+            except (CkptfsError, OSError) as e:
+                log.error("not all room could be made: %s", e)
+        gained = self._disk.space().available - before
         if gained > 0:
             log.info("gave %d bytes back to the disk", gained)
             self._warned = False
@@ -109,13 +120,19 @@ class SpaceKeeper:
             self._warned = True
         return 0
 
-    def _commit_removals(self) -> int:
+    async def _commit_removals(self, _: int) -> None:
         """What was removed since the last commit gives its room back only with the next."""
-        if not self._index.pending:
-            return 0
-        before = self._disk.space().available
-        self._index.commit()
-        return max(0, self._disk.space().available - before)
+        if self._index.pending:
+            self._index.commit()
+
+    async def _forget_versions(self, free_bytes: int) -> None:
+        await self._sweeper.make_room(free_bytes)
+
+    async def _let_pins_go(self, _: int) -> None:
+        """The last resort: files that were removed before they were in a version."""
+        if pins := self._give_up_pins():
+            log.warning("the disk is full: %d removed files were let go without a version", pins)
+            self._index.commit()
 
     def _is_in_vain(self) -> bool:
         return time.monotonic() < self._vain_until and self._state() == self._vain_state

@@ -22,8 +22,10 @@ from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.operations import CkptfsOperations, Room
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
-from ckptfs.fusefs.publish import Publisher, Request
+from ckptfs.fusefs.preimage_publish import PreimagePublisher
+from ckptfs.fusefs.publish import Publisher
 from ckptfs.fusefs.quiet import Quiet
+from ckptfs.fusefs.recording import Recorder, Request
 from ckptfs.fusefs.scheduler import Scheduler
 from ckptfs.fusefs.storing import Storing
 from ckptfs.fusefs.units import Units
@@ -106,7 +108,7 @@ class Face:
         )
         self._make_publisher(clock)
         self._make_operations(room)
-        self.publisher.mend()
+        self.recorder.mend()
 
     def open_recipes(self) -> list[RecipeId]:
         """What is open and must stay readable, for the collector."""
@@ -127,6 +129,26 @@ class Face:
         self.storing = Storing(
             self.namespace, self.drafts, self.files, store.staging, store.segments, store.ingest
         )
+        self.recorder = Recorder(
+            self.namespace,
+            self.units,
+            store.segments,
+            store.histories,
+            VersionFacts(store.segments),
+            clock,
+            lambda: os.urandom(UNIT_ID_BYTES),
+        )
+        preimage_publisher = PreimagePublisher(
+            self.namespace,
+            self.drafts,
+            self.units,
+            self.preimages,
+            store.segments,
+            store.ingest,
+            self.storing,
+            store.histories,
+            self.recorder,
+        )
         self.publisher = Publisher(
             self.namespace,
             self.drafts,
@@ -137,15 +159,15 @@ class Face:
             store.segments,
             store.ingest,
             self.storing,
-            store.histories,
-            VersionFacts(store.segments),
-            clock,
-            lambda: os.urandom(UNIT_ID_BYTES),
+            self.recorder,
+            preimage_publisher,
         )
-        self.scheduler = Scheduler(self.namespace, self.units, self.files, self.preimages, self.publisher)
+        self.mutations.on_directory_gone = preimage_publisher.directory_gone
+        self.scheduler = Scheduler(
+            self.namespace, self.units, self.files, self.preimages, self.publisher, self.recorder
+        )
         self.files.on_closed = self.scheduler.file_closed
         self.mutations.on_renamed = self.scheduler.renamed
-        self.mutations.on_directory_gone = self.publisher.directory_gone
 
     def _make_operations(self, room: Room) -> None:
         store = self._store

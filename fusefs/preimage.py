@@ -55,6 +55,17 @@ class Preimages:
         self._preserved: dict[int, set[tuple[int, RecipeId | None]]] = {}
         self.reload_pins()
 
+    def give_up(self) -> int:
+        """Let all pins go, because the disk is full and no other history may; returns how many."""
+        draft = self._drafts.begin()
+        gone = 0
+        for top in list(self._pinned_units):
+            pins = self.pins_of(top)
+            self.release(top, pins, draft)
+            gone += len(pins)
+        draft.commit()
+        return gone
+
     def forget_preserved(self, top: int) -> None:
         """An ordinary version was made: what comes now is another settled state."""
         self._preserved.pop(top, None)

@@ -17,8 +17,9 @@ import trio
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.preimage import Preimages
-from ckptfs.fusefs.publish import Publisher, Request
+from ckptfs.fusefs.publish import Publisher
 from ckptfs.fusefs.quiet import Due
+from ckptfs.fusefs.recording import Recorder, Request
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import NoSpace
 
@@ -40,13 +41,20 @@ class Scheduler:
     """Runs the publisher. Belongs to the trio thread."""
 
     def __init__(
-        self, namespace: Namespace, units: Units, files: Files, preimages: Preimages, publisher: Publisher
+        self,
+        namespace: Namespace,
+        units: Units,
+        files: Files,
+        preimages: Preimages,
+        publisher: Publisher,
+        recorder: Recorder,
     ) -> None:
         self._namespace = namespace
         self._units = units
         self._files = files
         self._preimages = preimages
         self._publisher = publisher
+        self._recorder = recorder
         self._wake = trio.Event()
         self._commit_points: set[int] = set()
         self._not_before: dict[int, float] = {}
@@ -61,7 +69,7 @@ class Scheduler:
         """Something was renamed: a directory, or a tracker file, is a commit point."""
         inode = self._namespace.inode(ino)
         if inode.is_dir:
-            self._publisher.unit_moved(ino)
+            self._recorder.unit_moved(ino)
             self._note(ino)
         elif inode.links and inode.links[0][1] in _TRACKERS:
             self._note(inode.links[0][0])

@@ -90,16 +90,22 @@ class Reclaim:
 
     async def execute(self) -> int:
         """Remove what is dead and punch what is due, as far as leases allow; returns the bytes
-        given back. What was refused stays for the next call. Raises NoSpace or OSError."""
+        given back. What was refused stays for the next call. NoSpace or OSError of one segment is
+        raised when all others had their turn: on a full disk some need room and others give it."""
         # Two at once would break each other's leases.
         async with self._one_at_a_time:
             freed = await self.remove_files()
+            failure: Exception | None = None
             for segment in [*self.dead, *(self.due - self.dead.keys())]:
                 try:
                     freed += await self._give_back(segment)
                 except Corrupt as e:
                     self.due.discard(segment)
                     self.damaged[segment] = e
+                except (OSError, NoSpace) as e:
+                    failure = e
+            if failure is not None:
+                raise failure
             return freed
 
     async def remove_files(self) -> int:

@@ -2,7 +2,7 @@
 
 One rule: this module only ever adds reasons to keep. A version goes because no rule wants it and
 space is short, never because a rule asks for its removal; the built-in rules hold under every
-policy, so a unit never loses its newest version nor its last complete one.
+policy, so a unit never loses its last complete version, nor a live one its newest.
 
 A policy (keep_last, keep_days, every Nth step) is one more `Rule`.
 """
@@ -21,7 +21,11 @@ VersionKey = tuple[UnitId, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What retention needs to know of one version."""
+    """What retention needs to know of one version.
+
+    `mirrors_live`: it was made of a live directory that is still there. Pre-images are not, and
+    versions of removed units are not any more.
+    """
 
     unit: UnitId
     number: int
@@ -31,6 +35,7 @@ class Candidate:
     logical_bytes: int
     pinned: bool = False
     tags: tuple[str, ...] = ()
+    mirrors_live: bool = True
 
     @property
     def key(self) -> VersionKey:
@@ -70,12 +75,13 @@ def keep_pinned(versions: Sequence[Candidate]) -> Iterable[tuple[int, Reason]]:
 
 
 def keep_last(versions: Sequence[Candidate]) -> Iterable[tuple[int, Reason]]:
-    """The newest complete version, and the newest of all (it mirrors the live tree)."""
+    """The newest complete version, and the newest that mirrors the live tree."""
     complete = [version.number for version in versions if version.state is State.COMPLETE]
     if complete:
         yield complete[-1], Reason.LAST_COMPLETE
-    if versions:
-        yield versions[-1].number, Reason.NEWEST
+    mirrors = [version.number for version in versions if version.mirrors_live]
+    if mirrors:
+        yield mirrors[-1], Reason.NEWEST
 
 
 BUILT_IN: tuple[Rule, ...] = (keep_pinned, keep_last)

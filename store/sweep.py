@@ -199,4 +199,5 @@ def candidates(histories: Histories) -> Iterator[Candidate]:
                 logical_bytes=record.logical_bytes,
                 pinned=record.number in pins,
                 tags=tuple(tags.get(record.number, ())),
+                mirrors_live=unit.ino != 0 and record.origin != "pre-image",
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from asking import Version
 from clients.clientproc import run_ranks, run_script
-from clients.recovery import Save, versions_with, wait_until_recoverable
+from clients.recovery import Save, reported, versions_with, wait_until_recoverable
 from mounting import Mount
 
 GOOD, BAD = 1, 2
@@ -57,21 +57,18 @@ def test_a_dcp_step_with_a_damaged_shard_is_partial_and_names_the_shard(
 def test_a_trainer_killed_in_the_middle_of_a_save_leaves_a_partial_version(
     quick_mount: Mount, file_name: str
 ) -> None:
+    """It saves checkpoint-1 whole, and dies when half of a file of checkpoint-2 is written."""
     run = quick_mount.path / "run"
-    run_script("trainer_run.py", str(run), "--max-steps", str(GOOD))
-    good = Save.of(run, f"checkpoint-{GOOD}")
-    name = wait_until_recoverable(quick_mount, "run", good)
-    complete = quick_mount.wait_for_version("run", lambda version: version.name == name)
-    assert (complete.state, complete.step) == ("complete", GOOD), complete
-
-    die = ["--max-steps", str(BAD), "--resume", "--die-in", file_name]
-    run_script("trainer_run.py", str(run), *die, expected=-signal.SIGKILL)
-    bad = Save.of(run, f"checkpoint-{BAD}")
-    name = wait_until_recoverable(quick_mount, "run", bad)
+    die = ["--max-steps", str(BAD), "--die-in", file_name]
+    [good] = reported(run_script("trainer_run.py", str(run), *die, expected=-signal.SIGKILL))
+    name = wait_until_recoverable(quick_mount, "run", Save.of(run, f"checkpoint-{BAD}"))
     partial = quick_mount.wait_for_version("run", lambda version: version.name == name)
     assert partial.state == "partial", partial
-    assert file_name in partial.missing or "trainer_state.json" in partial.missing, partial
     assert f"checkpoint-{BAD}" in partial.missing, partial
+    assert file_name in partial.missing or "trainer_state.json" in partial.missing, partial
+
+    complete = quick_mount.wait_for_version("run", lambda version: version.state == "complete")
+    assert complete.step == GOOD and complete.number < partial.number, complete
     assert_latest_complete_is(quick_mount, complete, good)
 
 

@@ -121,15 +121,17 @@ class Look:
             if entry.tree is not None:
                 self._check_tree(entry.tree, where)
             if entry.recipe is not None:
-                self._check_recipe(entry.recipe, where)
+                self._check_recipe(entry.recipe, f"{where}, {entry.name!r}", entry.size)
         if len(self.findings) == bad:
             self._known_good.add(ChunkId(tree))
 
-    def _check_recipe(self, identity: RecipeId, where: str) -> None:
-        if ChunkId(identity) in self._known_good:
+    def _check_recipe(self, identity: RecipeId, where: str, size: int | None = None) -> None:
+        if ChunkId(identity) in self._known_good and size is None:
             return
         try:
             recipe = self._segments.read_recipe(identity)
+            if size is not None and recipe.size != size:
+                self.findings.add(f"{where}: {size} bytes in the tree, {recipe.size} in the recipe")
             for chunk in recipe.chunks():
                 if chunk not in self._known_good:
                     self._segments.check(chunk)

@@ -196,7 +196,9 @@ def test_a_version_shows_everything_as_it_was(place: Mount) -> None:
     assert os.getxattr(saved / "a", "user.note") == b"hello"
     assert (saved / "sparse").stat().st_blocks * 512 < 1 << 20
     compared = subprocess.run(
-        ["diff", "-r", "--no-dereference", "-x", "fifo", str(run), str(saved)], capture_output=True, timeout=60
+        ["diff", "-r", "--no-dereference", "-x", "fifo", str(run), str(saved)],
+        capture_output=True,
+        timeout=60,
     )
     assert compared.returncode == 0, compared.stdout
 

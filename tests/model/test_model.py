@@ -16,7 +16,7 @@ from mounting import Mount
 from walker import STEPS, Walker
 
 WRITE_PATHS = ["plain", "auto"]
-CI_S = 60.0
+CI_S = 60.0 / len(WRITE_PATHS)
 MountFactory = Callable[..., Mount]
 
 
@@ -35,12 +35,12 @@ def test_there_are_enough_kinds_of_operation() -> None:
 
 
 @pytest.mark.parametrize("write_path", WRITE_PATHS)
-def test_same_answers_for_a_minute(
+def test_same_answers_for_a_share_of_a_minute(
     mount_factory: MountFactory, tmp_path: Path, rng: random.Random, seed: int, write_path: str
 ) -> None:
     print(f"CKPTFS_SEED={seed}")
     mount = mount_factory(config={"settle_s": 0.2, "write_path": write_path})
-    assert walk(mount, tmp_path / "plain", rng, 10**6, CI_S) > 300
+    assert walk(mount, tmp_path / "plain", rng, 10**6, CI_S) > 100
 
 
 @pytest.mark.heavy

@@ -334,9 +334,7 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--handles", type=int, default=6)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument(
-        "--publish", action="store_true", help="make versions of it: it is on ckptfs"
-    )
+    parser.add_argument("--publish", action="store_true", help="make versions of it: it is on ckptfs")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     started = time.monotonic()

@@ -71,3 +71,16 @@ def place(request: pytest.FixtureRequest, mount_of: MountOf, tmp_path: Path) -> 
 def age(request: pytest.FixtureRequest) -> str:
     """Whether a file is still in staging or already in the store when the test goes on."""
     return str(request.param)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On the host there is one age of a file only."""
+    kept, twice = [], []
+    for item in items:
+        parameters = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        is_twice = parameters.get("place") == "host" and parameters.get("age") == "stored"
+        (twice if is_twice else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=twice)

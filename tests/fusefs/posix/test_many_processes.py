@@ -71,7 +71,7 @@ def test_each_makes_renames_and_removes(place: Place, rng: random.Random) -> Non
     def churn(number: int) -> None:
         own = random.Random(seeds[number])
         here = {}
-        for step in range(15):
+        for step in range(8):
             name = f"{own.choice('abc')}/{number}-{step}"
             (place.path / name).write_bytes(f"{number} {step}".encode())
             here[name] = f"{number} {step}".encode()

@@ -35,7 +35,7 @@ def test_access_mode_is_kept(place: Place) -> None:
         os.read(fd, 1)
 
 
-@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 5000, 131_071, 131_072, 200_000, 262_143, 300_000])
+@pytest.mark.parametrize("offset", [0, 4095, 5000, 131_072, 262_143, 300_000])
 def test_overwriting_a_part(place: Place, age: str, offset: int) -> None:
     content = bytearray(random.Random(offset).randbytes(262_144))
     path = place.aged(age, bytes(content))

@@ -79,3 +79,19 @@ def test_access_time_is_not_kept(mounted: Place) -> None:
     os.utime(path, ns=(5, 6))
     path.read_bytes()
     assert path.stat().st_atime_ns == 5
+
+
+def test_seeking_in_a_directory(mounted: Place) -> None:
+    """ext4 gives EINVAL for most positions behind the end."""
+    with opened(mounted.path, os.O_RDONLY) as fd:
+        assert os.lseek(fd, 0, os.SEEK_END) >= 0
+
+
+def test_a_fifo_keeps_its_times(mounted: Place) -> None:
+    path = mounted.path / "fifo"
+    os.mkfifo(path)
+    os.utime(path, ns=(5, 6))
+    with opened(path, os.O_RDWR) as fd:
+        os.write(fd, b"x")
+        assert os.read(fd, 1) == b"x"
+    assert path.stat().st_mtime_ns == 6

@@ -10,7 +10,7 @@ import pytest
 from posixplaces import Place, opened, outcome, refused
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 4095, 4096, 4097, 150_000, 199_999, 200_000, 200_001, 1 << 20])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 150_000, 200_000, 200_001, 1 << 20])
 def test_to_any_size(place: Place, age: str, size: int) -> None:
     content = random.Random(size).randbytes(200_000)
     path = place.aged(age, content)

@@ -112,3 +112,15 @@ def test_up_to_64_kib(mounted: Place) -> None:
     path = mounted.file()
     os.setxattr(path, "user.big", b"v" * 65_536)
     assert os.getxattr(path, "user.big") == b"v" * 65_536
+
+
+def test_our_own_names(mounted: Place) -> None:
+    path = mounted.file(content=b"content")
+    with opened(path, os.O_WRONLY):
+        assert outcome(os.getxattr, path, "user.ckptfs.cid") == "ENODATA"
+    mounted.let_store(path)
+    assert os.getxattr(path, "user.ckptfs.cid").startswith(b"bafk")
+    assert len(os.getxattr(path, "user.ckptfs.root")) == 64
+    assert os.listxattr(path) == []
+    for name in ("cid", "root", "version"):
+        assert outcome(os.setxattr, path, f"user.ckptfs.{name}", b"1") == "EPERM"
