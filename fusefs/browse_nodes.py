@@ -23,7 +23,7 @@ _RECENT_NODES = 4096
 
 def virtual_ino(kind: bytes, *parts: int | bytes) -> int:
     """The number of an inode that is given by `parts`."""
-    fields = [p if isinstance(p, bytes) else p.to_bytes(8, "little") for p in parts]
+    fields = [p if isinstance(p, bytes) else p.to_bytes(16, "little", signed=True) for p in parts]
     framed = b"".join(len(field).to_bytes(4, "little") + field for field in (kind, *fields))
     hashed = blake2b(framed, digest_size=8, person=b"ckptfs-inode").digest()
     return int.from_bytes(hashed, "little") & (FIRST_VIRTUAL_INO - 1) | FIRST_VIRTUAL_INO
@@ -66,8 +66,8 @@ class Place:
         """The number of an entry of this directory. Hard links of one file share it."""
         if entry.is_dir:
             return virtual_ino(b"dir", self.base, self.unit, self.number, self.path_of(entry.name))
-        if entry.link:
-            return virtual_ino(b"link", self.unit, self.number, entry.link)
+        if entry.file_key is not None:
+            return virtual_ino(b"link", self.unit, self.number, *entry.file_key)
         return virtual_ino(b"file", self.unit, self.number, self.path_of(entry.name))
 
 

@@ -12,7 +12,7 @@ from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse_listing import Trees
 from ckptfs.store.errors import Corrupt, NotFound
 from ckptfs.store.ids import TreeId
-from ckptfs.store.tree import Entry
+from ckptfs.store.tree import Entry, FileKey
 
 _COUNTED_TREES = 65_536
 _COUNTED_VERSIONS = 8
@@ -26,7 +26,7 @@ class SavedTrees:
     def __init__(self, trees: Trees) -> None:
         self._trees = trees
         self._subdirs: dict[TreeId, int] = {}
-        self._links: dict[TreeId, Counter[int] | None] = {}
+        self._links: dict[TreeId, Counter[FileKey] | None] = {}
 
     def read(self, tree: TreeId) -> tuple[Entry, ...]:
         """The entries of a saved directory by name; Corrupt or NotFound."""
@@ -78,12 +78,13 @@ class SavedTrees:
             self._links[top] = self._count_links(top)
         counted = self._links[top]
         if counted is None:
-            return max(2, sum(other.link == entry.link for other in siblings))
-        return max(1, counted[entry.link])
+            return max(2, sum(other.file_key == entry.file_key for other in siblings))
+        assert entry.file_key is not None
+        return max(1, counted[entry.file_key])
 
-    def _count_links(self, top: TreeId) -> Counter[int] | None:
+    def _count_links(self, top: TreeId) -> Counter[FileKey] | None:
         """How many names each hard link has below `top`; None if that is too long to count."""
-        counted: Counter[int] = Counter()
+        counted: Counter[FileKey] = Counter()
         trees, seen = [top], 0
         while trees:
             try:
@@ -93,6 +94,6 @@ class SavedTrees:
             seen += len(entries) + 1
             if seen > _MAX_WALK_ENTRIES:
                 return None
-            counted.update(entry.link for entry in entries if entry.link)
+            counted.update(entry.file_key for entry in entries if entry.file_key is not None)
             trees += [entry.tree for entry in entries if entry.tree is not None]
         return counted

@@ -49,6 +49,7 @@ def _crc_table() -> list[int]:
     return table
 
 
+_SAME_IN_HARD_LINKS = ("link", "recipe", "mode", "uid", "gid", "mtime", "ctime")
 _TABLE = _crc_table()
 
 
@@ -270,7 +271,7 @@ class Writer:
         self.store = store
         self.failed = 0
         self.files = 0
-        self._links: dict[int, bytes] = {}
+        self._links: dict[tuple[Any, ...], bytes] = {}
 
     def directory(self, entry: dict[str, Any], path: bytes) -> None:
         """Make `path` (which may exist, empty) what a directory's entry says."""
@@ -283,7 +284,8 @@ class Writer:
         self._attributes(entry, path)
 
     def _child(self, entry: dict[str, Any], path: bytes) -> None:
-        mode, link = entry["mode"], entry.get("link", 0)
+        mode = entry["mode"]
+        link = tuple(map(entry.get, _SAME_IN_HARD_LINKS)) if entry.get("link") else None
         try:
             if stat.S_ISDIR(mode):
                 self.directory(entry, path)

@@ -107,6 +107,7 @@ class Index:
             self._journal = Journal(disk)
             self._replay()
             self.commit()
+            self._journal.begin_anew()
             self._journal.ensure_reserve()
 
     def get(self, table: Table, key: bytes) -> bytes | None:

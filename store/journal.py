@@ -105,6 +105,13 @@ class Journal:
             self._disk.truncate(self._fd, self._allocated_bytes)
         self._end = self._synced_end = 0
 
+    def begin_anew(self) -> None:
+        """At opening, when all records are committed: cut off what other runs left, so that no old
+        frame can ever follow a new one by chance."""
+        self._disk.truncate(self._fd, 0)
+        self._disk.allocate(self._fd, self._allocated_bytes)
+        self._end = self._synced_end = 0
+
     def size_bytes(self) -> int:
         """Bytes appended since the last restart."""
         return self._end

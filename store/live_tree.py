@@ -22,7 +22,7 @@ from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.inode import EMPTY_CONTENT, ROOT_INO, Content, Inode, decode_inode, encode_inode
 from ckptfs.store.recovery import blocks_of
 from ckptfs.store.segments import Segments
-from ckptfs.store.tree import Entry
+from ckptfs.store.tree import Entry, FileKey
 from ckptfs.store.version_check import VersionCheck
 
 ROOT_UNIT_NAME = b"@root"
@@ -53,7 +53,7 @@ class LiveTree:
         self._changes = 0
         self._next_ino = ROOT_INO + 1
         self._next_position = 1
-        self._linked: dict[int, int] = {}
+        self._linked: dict[FileKey, int] = {}
         self._hard_links: dict[int, Inode] = {}
         self._unit_paths: set[bytes] = set()
         self.files = 0
@@ -134,7 +134,7 @@ class LiveTree:
     def _make_leaf(self, directory: int, entry: Entry) -> int:
         """A file, link or node; another name of one if the entry says so. Returns its inode."""
         link = (directory, entry.name)
-        ino = self._linked.get(entry.link) if entry.link else None
+        ino = self._linked.get(entry.file_key) if entry.file_key is not None else None
         if ino is not None:
             known = self._hard_links[ino]
             self._hard_links[ino] = replace(known, links=(*known.links, link))
@@ -143,8 +143,8 @@ class LiveTree:
         inode = replace(self._inode_of(entry), links=(link,))
         self._put_xattrs(ino, entry)
         self.files += 1
-        if entry.link:
-            self._linked[entry.link] = ino
+        if entry.file_key is not None:
+            self._linked[entry.file_key] = ino
             self._hard_links[ino] = inode
         else:
             self._put_inode(ino, inode)

@@ -20,6 +20,7 @@ from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import CidCodec, RecipeId, TreeId
 
 _VERSION = 1
+FileKey = tuple[int, bytes, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,7 @@ class Entry:
     `mode` is the full st_mode; times are nanoseconds since the epoch; `size` is that of a regular
     file, and `holes` how many of its bytes no data stands for; `recipe` and `root` (the Merkle file
     root) are there for regular files, `tree` for directories, `target` for symbolic links, `rdev`
-    for device nodes. `link` is not 0 where several entries of the unit are hard links of one file:
-    equal numbers, one file.
+    for device nodes. `link` is not 0 where the file had several names (see `file_key`).
     """
 
     name: bytes
@@ -48,6 +48,16 @@ class Entry:
     rdev: int = 0
     link: int = 0
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def file_key(self) -> FileKey | None:
+        """What entries of one version have in common that are hard links of one file; None for a
+        file with one name. The number alone does not tell: a busy directory is listed as it was
+        last published, so one of the names may show an older content."""
+        if not self.link:
+            return None
+        recipe = self.recipe or b""
+        return self.link, recipe, self.mode, self.uid, self.gid, self.mtime_ns, self.ctime_ns
 
     @property
     def is_dir(self) -> bool:
