@@ -31,8 +31,7 @@ except ImportError:
 FRAME = struct.Struct("<4sBBHIQ")
 IDX_HEADER = struct.Struct("<4sHBBQQQII")
 IDX_ROW = struct.Struct("<32sQIIBBH")
-RECIPE_HEADER = struct.Struct("<4sHHQQ")
-CRC = struct.Struct("<Q")
+RECIPE_HEADER, CRC = struct.Struct("<4sHHQQ"), struct.Struct("<Q")
 UNIT, VERSION, TAG, UNTAG, FORGET, RENAME = 1, 2, 3, 4, 7, 8
 
 
@@ -55,7 +54,7 @@ _TABLE = _crc_table()
 
 def crc64(encoded: bytes) -> int:
     """CRC-64/NVME; about 10 MB/s."""
-    crc, table = 0xFFFFFFFFFFFFFFFF, _TABLE
+    crc, table = (1 << 64) - 1, _TABLE
     for byte in encoded:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFFFFFFFFFF

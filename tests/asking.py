@@ -128,12 +128,14 @@ class CommandLine:
             )
         return found
 
-    def publish(self, unit: str, *, tag: str | None = None, step: int | None = None) -> object:
+    def publish(
+        self, unit: str, *, tag: str | None = None, step: int | None = None, timeout_s: float = 120.0
+    ) -> object:
         options = [
             *(["--tag", tag] if tag is not None else []),
             *(["--step", str(step)] if step is not None else []),
         ]
-        return self.ask("publish", str(self.path / unit), *options)
+        return self.ask("publish", str(self.path / unit), *options, timeout_s=timeout_s)
 
     def wait_until_ingested(self, timeout_s: float = 60.0) -> None:
         """Return when no closed file waits for ingest any more."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ckptfs.fusefs.extents import Extents
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ckptfs.fusefs.extents import Extents
 
 LIMIT = 64
 RANGES = st.tuples(st.integers(0, LIMIT), st.integers(0, LIMIT))
@@ -23,7 +26,7 @@ def test_extents_are_a_set_of_bytes(steps: list[tuple[str, tuple[int, int]]], as
             model = {byte for byte in model if byte < a}
     held = list(extents)
     assert {byte for start, end in held for byte in range(start, end)} == model
-    assert all(a[1] < b[0] for a, b in zip(held, held[1:], strict=False)), "disjoint, sorted and merged"
+    assert all(a[1] < b[0] for a, b in pairwise(held)), "disjoint, sorted and merged"
     assert all(extents.contains(byte) == (byte in model) for byte in range(LIMIT + 1))
     parts = list(extents.split(*asked))
     assert [byte for start, end, _ in parts for byte in range(start, end)] == list(range(*asked))

@@ -122,7 +122,7 @@ def test_history_follows_a_renamed_run_and_a_made_again_name_goes_on(place: Moun
     (old / "a").write_bytes(b"first")
     place.wait_for_version("old", lambda version: version.number == 1)
     old.rename(new)
-    assert [version.number for version in place.versions("new")][0] == 1
+    assert place.versions("new")[0].number == 1
     shutil.rmtree(new)
     new.mkdir()
     (new / "b").write_bytes(b"second")
@@ -197,6 +197,7 @@ def test_a_version_shows_everything_as_it_was(place: Mount) -> None:
     assert (saved / "sparse").stat().st_blocks * 512 < 1 << 20
     compared = subprocess.run(
         ["diff", "-r", "--no-dereference", "-x", "fifo", str(run), str(saved)],
+        check=False,
         capture_output=True,
         timeout=60,
     )
