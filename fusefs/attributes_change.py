@@ -37,6 +37,14 @@ class AttributeChange:
     atime_ns: int | None = None
     mtime_ns: int | None = None
 
+    @property
+    def moves_privileges(self) -> bool:
+        """Whether capabilities or set-id bits go: the kernel leaves that to us (KILLPRIV_V2). A
+        setattr with nothing in it is a passthrough write to such a file."""
+        if self == AttributeChange():
+            return True
+        return self.uid is not None or self.gid is not None or self.size is not None
+
 
 class AttributeChanges:
     """Carries out setattr, setxattr and removexattr. Belongs to the trio thread."""

@@ -19,7 +19,7 @@ from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
-from ckptfs.fusefs.operations import CkptfsOperations, Room
+from ckptfs.fusefs.operations import CkptfsOperations
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.preimage_publish import PreimagePublisher
@@ -27,6 +27,7 @@ from ckptfs.fusefs.publish import Publisher
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.recording import Recorder, Request
 from ckptfs.fusefs.scheduler import Scheduler
+from ckptfs.fusefs.seams import Room
 from ckptfs.fusefs.storing import Storing
 from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles

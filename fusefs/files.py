@@ -16,21 +16,14 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace
-from ckptfs.fusefs.openfile import (
-    Growth,
-    OpenFile,
-    copy_sparse,
-    load_overlay,
-    read_open,
-    truncate_open,
-    write_open,
-)
+from ckptfs.fusefs.openfile import Growth, OpenFile, read_open, truncate_open, write_open
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
+from ckptfs.fusefs.staged import StagedFiles
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content, Inode
@@ -77,7 +70,8 @@ class Files:
         self._quiet = quiet
         self._passthrough = passthrough
         self._make_room = make_room
-        self.open_files: dict[int, OpenFile] = {}
+        self._staged = StagedFiles(disk, namespace, drafts, staging, segments, passthrough)
+        self.open_files = self._staged.open_files
         self.ingesting: dict[int, Ingesting] = {}
         self.preimages: Preimages  # set once at wiring: the two know each other
         self.on_closed: Callable[[int], None] = lambda ino: None
@@ -90,10 +84,10 @@ class Files:
             await self.claim(ino)
         if truncate:
             await self.truncate_to_nothing(ino)
-        open_file = self._enter(ino)
+        open_file = self._staged.enter(ino)
         if write:
             if not open_file.readers and not open_file.writers:
-                self._attach(open_file)
+                self._staged.attach(open_file)
             open_file.writers += 1
         else:
             open_file.readers += 1
@@ -103,7 +97,7 @@ class Files:
         open_file = OpenFile(ino, content, writers=1, fd=fd, writable=True)
         self.open_files[ino] = open_file
         if self._passthrough.attach(ino, fd):
-            self._close_fd(open_file)
+            self._staged.close_fd(open_file)
 
     def release(self, ino: int, *, write: bool) -> None:
         """One handle fewer. After the last writer the file may be ingested."""
@@ -114,7 +108,7 @@ class Files:
                 self._last_writer_left(open_file)
         else:
             open_file.readers -= 1
-        self._leave_if_unused(ino)
+        self._staged.leave_if_unused(ino)
 
     def is_attached(self, ino: int) -> bool:
         """Whether the kernel reads and writes its staging file itself."""
@@ -128,7 +122,7 @@ class Files:
         """Look at files that the kernel writes by itself: logs that grew are minor events."""
         now = time.monotonic()
         for ino, open_file in self.open_files.items():
-            if open_file.writers and self._passthrough.is_attached(ino) and self._sample(open_file):
+            if open_file.writers and self._passthrough.is_attached(ino) and self._staged.sample(open_file):
                 for parent, name in self._namespace.inode(ino).links:
                     if open_file.growth.is_log(name):
                         self._quiet.minor(parent, now)
@@ -184,7 +178,7 @@ class Files:
                 if self._passthrough.is_attached(ino):
                     await self._wait_for_unpinned(content.staging)
                 else:
-                    await self._leave_pinned_staging(ino, content)
+                    await self._staged.leave_pinned_staging(ino, content)
             else:
                 return
 
@@ -196,27 +190,27 @@ class Files:
         """
         open_file = self.open_files.get(ino)
         if open_file is not None:
-            self._close_fd(open_file)
+            self._staged.close_fd(open_file)
             open_file.stale = True
 
     # -- bytes -----------------------------------------------------------------------------
 
     def read(self, ino: int, offset: int, length: int) -> bytes:
         """Up to `length` bytes; Corrupt if the stored bytes are not the ones that were saved."""
-        open_file = self._current(ino)
+        open_file = self._staged.current(ino)
         if open_file.content.staging and open_file.fd < 0:
-            self._open_fd(open_file, writable=False)
+            self._staged.open_fd(open_file, writable=False)
         return read_open(self._disk, self._segments, open_file, offset, length)
 
     async def write(self, ino: int, offset: int, payload: bytes) -> int:
         """Write all of `payload`; OSError or NoSpace if it cannot be. Durable when: fsync."""
-        open_file = self._writable(ino)
+        open_file = self._staged.writable(ino)
         try:
             return write_open(self._disk, self._segments, open_file, offset, payload)
         except OSError as e:
             if e.errno not in _FULL or not await self._make_room(len(payload)):
                 raise
-        return write_open(self._disk, self._segments, self._writable(ino), offset, payload)
+        return write_open(self._disk, self._segments, self._staged.writable(ino), offset, payload)
 
     async def truncate(self, ino: int, size: int) -> None:
         """Set the length; what it cuts off is pinned if no version holds it."""
@@ -228,15 +222,15 @@ class Files:
             return
         if size < current:
             await self._protect_before_cut(ino)
-        self._enter(ino)
+        self._staged.enter(ino)
         try:
-            open_file = self._writable(ino)
+            open_file = self._staged.writable(ino)
             truncate_open(self._disk, self._segments, open_file, size)
             if size < open_file.content.base_limit:
-                self._record_limit(open_file, size)
+                self._staged.record_limit(open_file, size)
             self._closed_event(ino, open_file)
         finally:
-            self._leave_if_unused(ino)
+            self._staged.leave_if_unused(ino)
 
     async def truncate_to_nothing(self, ino: int) -> None:
         """Give the file a new, empty staging file. The old content stays for whoever pins it.
@@ -245,9 +239,9 @@ class Files:
         """
         if self._passthrough.is_attached(ino):
             await self._protect_before_cut(ino)
-            attached = self._writable(ino)
+            attached = self._staged.writable(ino)
             truncate_open(self._disk, self._segments, attached, 0)
-            self._close_fd(attached)
+            self._staged.close_fd(attached)
             return
         draft = self._drafts.begin()
         self.preimages.before_destroying(ino, draft)
@@ -261,30 +255,30 @@ class Files:
         draft.drop_content(inode.content)
         draft.update(ino, content=content, blocks=0, root=None, ctime_ns=draft.now_ns)
         draft.mark_changed(ino)
-        self._commit_or_close(draft, fd, number)
+        self._staged.commit_or_close(draft, fd, number)
         open_file = self.open_files.get(ino)
         if open_file is None:
             self._disk.close(fd)
             self._closed_event(ino, OpenFile(ino, content, growth=Growth(0, wrote=True)))
             return
-        self._close_fd(open_file)
+        self._staged.close_fd(open_file)
         open_file.content, open_file.fd, open_file.writable = content, fd, True
         open_file.extents, open_file.recipe, open_file.stale = None, EMPTY, False
         open_file.growth = Growth(0, wrote=True)
 
     async def fsync(self, ino: int) -> None:
         """Make bytes and name durable. Durable when: this returned."""
-        open_file = self._current(ino)
+        open_file = self._staged.current(ino)
         content = open_file.content
         if content.staging:
             if open_file.fd < 0:
-                self._open_fd(open_file, writable=False)
+                self._staged.open_fd(open_file, writable=False)
             copy = os.dup(open_file.fd)
             try:
                 await trio.to_thread.run_sync(self._disk.sync, copy)
             finally:
                 self._disk.close(copy)
-            await self._mark_synced(ino, content)
+            await self._staged.mark_synced(ino, content)
         self._namespace.index.sync_journal()
 
     def close_descriptor(self, fd: int) -> None:
@@ -293,116 +287,19 @@ class Files:
 
     async def sync_closed(self, ino: int) -> None:
         """fdatasync the staging file of an inode, open or not."""
-        self._enter(ino)
+        self._staged.enter(ino)
         try:
             await self.fsync(ino)
         finally:
-            self._leave_if_unused(ino)
+            self._staged.leave_if_unused(ino)
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _enter(self, ino: int) -> OpenFile:
-        open_file = self.open_files.get(ino)
-        if open_file is None:
-            open_file = OpenFile(ino, Content())
-            self._load(open_file, self._namespace.inode(ino).content)
-            open_file.growth = Growth(self._namespace.attributes(ino).size)
-            self.open_files[ino] = open_file
-        return self._current(ino)
-
-    def _leave_if_unused(self, ino: int) -> None:
-        open_file = self.open_files.get(ino)
-        if open_file is not None and not open_file.readers and not open_file.writers:
-            self._close_fd(open_file)
-            self._passthrough.detach(ino)
-            del self.open_files[ino]
-
-    def _current(self, ino: int) -> OpenFile:
-        """The open file, with what the inode record says now."""
-        open_file = self.open_files[ino]
-        if open_file.stale:
-            self._load(open_file, self._namespace.inode(ino).content)
-        return open_file
-
-    def _attach(self, open_file: OpenFile) -> None:
-        """At the first open, for writing: let the kernel write to the staging file itself."""
-        if not self._passthrough.enabled:
-            return
-        if not open_file.content.staging and self._namespace.inode(open_file.ino).size == 0:
-            self._begin_staging(open_file)
-        if not open_file.content.staging or open_file.content.base is not None:
-            return
-        self._open_fd(open_file, writable=False)
-        self._passthrough.attach(open_file.ino, open_file.fd)
-        self._close_fd(open_file)
-
-    def _sample(self, open_file: OpenFile) -> bool:
-        fd = self._staging.open_read(open_file.content.staging)
-        try:
-            real = self._disk.fstat(fd)
-            first = b"" if open_file.growth.first else self._disk.pread(fd, 64, 0)
-        finally:
-            self._disk.close(fd)
-        return open_file.growth.sample(real.st_size, real.st_mtime_ns, first)
-
-    def _load(self, open_file: OpenFile, content: Content) -> None:
-        open_file.content = content
-        open_file.stale = False
-        open_file.extents = None
-        open_file.recipe = EMPTY
-        if content.base is not None and not content.staging:
-            open_file.recipe = self._segments.read_recipe(content.base)
-
-    def _open_fd(self, open_file: OpenFile, *, writable: bool) -> None:
-        number = open_file.content.staging
-        self._close_fd(open_file)
-        open_file.fd = self._staging.open_write(number) if writable else self._staging.open_read(number)
-        open_file.writable = writable
-        if open_file.content.base is not None and open_file.extents is None:
-            load_overlay(self._disk, open_file, self._segments.read_recipe(open_file.content.base))
-
-    def _close_fd(self, open_file: OpenFile) -> None:
-        if open_file.fd >= 0:
-            self._disk.close(open_file.fd)
-            open_file.fd, open_file.writable = -1, False
-
-    def _writable(self, ino: int) -> OpenFile:
-        open_file = self._current(ino)
-        if not open_file.content.staging:
-            self._begin_staging(open_file)
-        elif open_file.fd < 0 or not open_file.writable:
-            self._open_fd(open_file, writable=True)
-        return open_file
-
-    def _begin_staging(self, open_file: OpenFile) -> None:
-        """The first change of a stored or empty file: an overlay, or a plain staging file."""
-        number, fd = self._staging.create()
-        draft = self._drafts.begin()
-        inode = draft.inode(open_file.ino)
-        assert not inode.content.staging, "a file has one staging file at most"
-        base = inode.content.base if inode.size else None
-        content = Content(number, base, inode.size if base else 0, False, inode.content.base)
-        self._disk.truncate(fd, inode.size)
-        draft.update(open_file.ino, content=content, root=None)
-        draft.mark_changed(open_file.ino)
-        self._commit_or_close(draft, fd, number)
-        open_file.content, open_file.fd, open_file.writable = content, fd, True
-        if base is not None:
-            load_overlay(self._disk, open_file, self._segments.read_recipe(base))
-
-    def _commit_or_close(self, draft: Draft, fd: int, number: int) -> None:
-        try:
-            draft.commit()
-        except BaseException:
-            self._disk.close(fd)
-            self._staging.drop(number)
-            raise
-
     def _last_writer_left(self, open_file: OpenFile) -> None:
         if self._passthrough.is_attached(open_file.ino):
-            self._sample(open_file)
+            self._staged.sample(open_file)
         if open_file.writable:
-            self._close_fd(open_file)
+            self._staged.close_fd(open_file)
         if open_file.growth.wrote or open_file.content.staging:
             self._closed_event(open_file.ino, open_file)
         end = open_file.growth.end
@@ -448,61 +345,10 @@ class Files:
         somebody still reads is truncated in the moment before its publish."""
         if not self.preimages.is_loss(ino):
             return
-        number = await self._copied(self._namespace.inode(ino).content.staging)
+        number = await self._staged.copied(self._namespace.inode(ino).content.staging)
         draft = self._drafts.begin()
         self.preimages.before_destroying(ino, draft, Content(staging=number))
         draft.commit()
-
-    async def _leave_pinned_staging(self, ino: int, content: Content) -> None:
-        """Go on in a copy, because a pre-image owns the staging file. Rare: a settled save that
-        is changed in place in the moment before its publish. Several callers may copy at once;
-        the pinned bytes do not change, so the first copy that is ready is taken."""
-        number = await self._copied(content.staging)
-        live = self._namespace.find(ino)
-        if live is None or live.content.staging != content.staging:
-            self._staging.drop(number)
-            return
-        draft = self._drafts.begin()
-        replaced = Content(number, content.base, content.base_limit, False, content.fallback)
-        draft.update(ino, content=replaced)
-        draft.commit()
-        open_file = self.open_files.get(ino)
-        if open_file is not None:
-            self._close_fd(open_file)
-            self._load(open_file, replaced)
-
-    async def _copied(self, number: int) -> int:
-        copy, fd = self._staging.create()
-        source = self._staging.open_read(number)
-        try:
-            await trio.to_thread.run_sync(copy_sparse, self._disk, source, fd)
-        finally:
-            self._disk.close(source)
-            self._disk.close(fd)
-        return copy
-
-    def _record_limit(self, open_file: OpenFile, size: int) -> None:
-        old = open_file.content
-        open_file.content = Content(old.staging, old.base, size, old.synced, old.fallback)
-        draft = self._drafts.begin()
-        draft.update(open_file.ino, content=open_file.content)
-        draft.commit()
-
-    async def _mark_synced(self, ino: int, content: Content) -> None:
-        live = self._namespace.inode(ino)
-        if content.synced or live.content.staging != content.staging or live.content.synced:
-            return
-        await trio.to_thread.run_sync(self._staging.sync_names)
-        live = self._namespace.inode(ino)
-        if live.content.staging != content.staging:
-            return
-        marked = Content(content.staging, live.content.base, live.content.base_limit, True, content.fallback)
-        draft = self._drafts.begin()
-        draft.update(ino, content=marked)
-        draft.commit()
-        open_file = self.open_files.get(ino)
-        if open_file is not None and open_file.content.staging == content.staging:
-            open_file.content = marked
 
 
 def durable_recipe(inode: Inode) -> RecipeId | None:

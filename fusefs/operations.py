@@ -13,10 +13,9 @@ import errno
 import functools
 import logging
 import os
-import re
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 from pyfuse3 import (
@@ -32,47 +31,23 @@ from pyfuse3 import (
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChange, AttributeChanges
 from ckptfs.fusefs.browse import Browse
+from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.errnos import PosixError, errno_of, is_expected
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.passthrough import Passthrough
+from ckptfs.fusefs.replies import Replies, file_info, negative, statfs_of
+from ckptfs.fusefs.seams import Room, Snapshots
 from ckptfs.fusefs.versioned_files import VersionedFiles
-from ckptfs.store.disk import Space
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.inode import ROOT_INO
 
 log = logging.getLogger(__name__)
-LIVE_TIMEOUT_S = 3600.0
-FIRST_VIRTUAL_INO = 1 << 62
-_DOTS = 2
-_LISTED_AT_ONCE = 128
-_DIRECT_IS_COHERENT = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= (6, 18)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Snapshots(Protocol):
-    """What `mkdir DIR/.versions/NAME` asks for."""
-
-    async def snapshot(self, directory: int, name: bytes) -> Attributes:
-        """Publish and tag; returns the attributes of the new version's directory."""
-
-
-class Room(Protocol):
-    """Who looks after the space on the disk below the store."""
-
-    def space(self) -> Space:
-        """What statfs shows."""
-
-    async def before_writing(self) -> None:
-        """Called before a file is opened for writing: the kernel may write by itself then, and get
-        ENOSPC without asking, so history has to give way before."""
-
-    async def make_room(self, wanted_bytes: int) -> bool:
-        """The disk is full for a writer: True if a second try makes sense."""
 
 
 def answered(
@@ -119,10 +94,10 @@ class CkptfsOperations(pyfuse3.Operations):
         self._mutations = mutations
         self._attributes = attribute_changes
         self._lookups = lookups
+        self._replies = Replies(namespace, browse, lookups, passthrough)
         self._browse = browse
         self._versioned = versioned
         self._snapshots = snapshots
-        self._passthrough = passthrough
         self.strips_privileges = False
         self._space = room.space
         self._room_for_writing = room.before_writing
@@ -153,8 +128,8 @@ class CkptfsOperations(pyfuse3.Operations):
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         attributes = self._found(parent_inode, name)
         if attributes is None:
-            return _negative()
-        return self._remembered(attributes)
+            return negative()
+        return self._replies.remembered(attributes)
 
     def _found(self, parent: int, name: bytes) -> Attributes | None:
         if len(name) > NAME_MAX:
@@ -190,13 +165,14 @@ class CkptfsOperations(pyfuse3.Operations):
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
             info = await self._open_live(existing, flags, ctx.uid)
-            return info, self._remembered(self._namespace.attributes(existing))
+            return info, self._replies.remembered(self._namespace.attributes(existing))
         await self._room_for_writing()
         mode = self._without_foreign_setgid(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
         if ctx.uid and self.strips_privileges:
             self._files.note_unprivileged_writer(ino)
-        return self._live_info(ino, flags, write=True), self._remembered(self._namespace.attributes(ino))
+        entry = self._replies.remembered(self._namespace.attributes(ino))
+        return self._replies.opened(ino, flags, write=True), entry
 
     @answered
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
@@ -206,10 +182,10 @@ class CkptfsOperations(pyfuse3.Operations):
                 raise PosixError(errno.EROFS)
             if self._browse.has(parent_inode, name):
                 raise PosixError(errno.EEXIST)
-            return self._remembered(await self._snapshots.snapshot(directory, name), timeout_s=0)
+            return self._replies.remembered(await self._snapshots.snapshot(directory, name), timeout_s=0)
         mode = stat.S_IFDIR | stat.S_IMODE(mode)
         ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid)
-        return self._remembered(self._namespace.attributes(ino))
+        return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
     async def mknod(
@@ -218,7 +194,7 @@ class CkptfsOperations(pyfuse3.Operations):
         _live(parent_inode)
         mode = self._without_foreign_setgid(parent_inode, mode, ctx)
         ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
-        return self._remembered(self._namespace.attributes(ino))
+        return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
     async def symlink(
@@ -227,7 +203,7 @@ class CkptfsOperations(pyfuse3.Operations):
         _live(parent_inode)
         mode = stat.S_IFLNK | 0o777
         ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
-        return self._remembered(self._namespace.attributes(ino))
+        return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
     async def link(
@@ -237,7 +213,7 @@ class CkptfsOperations(pyfuse3.Operations):
         if inode >= FIRST_VIRTUAL_INO:
             raise PosixError(errno.EXDEV)
         self._mutations.link(inode, new_parent_inode, new_name)
-        return self._remembered(self._namespace.attributes(inode))
+        return self._replies.remembered(self._namespace.attributes(inode))
 
     @answered
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -276,7 +252,7 @@ class CkptfsOperations(pyfuse3.Operations):
 
     @answered
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._attributes_of(inode))
+        return self._replies.entry(self._attributes_of(inode))
 
     @answered
     async def setattr(
@@ -291,10 +267,10 @@ class CkptfsOperations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        if self.strips_privileges and _moves_privileges(wanted):
+        if self.strips_privileges and wanted.moves_privileges:
             self._attributes.strip_privileges(inode, set_ids=wanted.size is None or ctx.uid != 0)
         await self._attributes.set(inode, wanted)
-        return self._entry(self._namespace.attributes(inode))
+        return self._replies.entry(self._namespace.attributes(inode))
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
@@ -323,16 +299,7 @@ class CkptfsOperations(pyfuse3.Operations):
 
     @answered
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        space = self._space()
-        answer = StatvfsData()
-        answer.f_bsize = answer.f_frsize = 4096
-        answer.f_blocks = space.total // 4096
-        answer.f_bfree = space.free // 4096
-        answer.f_bavail = space.available // 4096
-        answer.f_files = space.inodes
-        answer.f_ffree = answer.f_favail = space.inodes_free
-        answer.f_namemax = NAME_MAX
-        return answer
+        return statfs_of(self._space())
 
     # -- bytes -----------------------------------------------------------------------------
 
@@ -343,7 +310,7 @@ class CkptfsOperations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
         self._versioned.open(inode)
-        return _info(inode, flags, write=False)
+        return file_info(inode, flags, write=False)
 
     @answered
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -383,9 +350,9 @@ class CkptfsOperations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         ino = fh >> 1
         if ino >= FIRST_VIRTUAL_INO:
-            self._list_virtual(ino, start_id, token)
+            self._replies.list_virtual(ino, start_id, token)
         else:
-            self._list_live(ino, start_id, token)
+            self._replies.list_live(ino, start_id, token)
 
     @answered
     async def releasedir(self, fh: int) -> None:
@@ -396,52 +363,7 @@ class CkptfsOperations(pyfuse3.Operations):
         if fh >> 1 < FIRST_VIRTUAL_INO:
             self._namespace.index.sync_journal()
 
-    def _list_live(self, ino: int, start: int, token: ReaddirToken) -> None:
-        links = self._namespace.inode(ino).links
-        parent = links[0][0] if links else ino
-        if not self._list_dots(
-            self._namespace.attributes(ino), self._namespace.attributes(parent), start, token
-        ):
-            return
-        after = max(start - _DOTS, -1)
-        while rows := self._namespace.entries(ino, after, _LISTED_AT_ONCE):
-            for position, name, child in rows:
-                entry = _entry(self._namespace.attributes(child), LIVE_TIMEOUT_S)
-                if not pyfuse3.readdir_reply(token, name, entry, position + _DOTS):
-                    return
-                self._lookups.remember(child)
-                after = position
-
-    def _list_virtual(self, ino: int, start: int, token: ReaddirToken) -> None:
-        own = self._browse.attributes(ino)
-        if not self._list_dots(own, own, start, token):
-            return
-        after = max(start - _DOTS, 0)
-        while rows := self._browse.entries(ino, after, _LISTED_AT_ONCE):
-            for cookie, name, attributes in rows:
-                entry = _entry(attributes, self._browse.timeout_s(attributes.ino))
-                if not pyfuse3.readdir_reply(token, name, entry, cookie + _DOTS):
-                    return
-                self._browse.remember(attributes.ino)
-                after = cookie
-
-    def _list_dots(self, own: Attributes, parent: Attributes, start: int, token: ReaddirToken) -> bool:
-        for cookie, name, attributes in ((1, b".", own), (2, b"..", parent)):
-            if start < cookie and not pyfuse3.readdir_reply(token, name, _entry(attributes, 0), cookie):
-                return False
-        return True
-
     # -- shared ----------------------------------------------------------------------------
-
-    def _live_info(self, ino: int, flags: int, *, write: bool) -> FileInfo:
-        """The reply to an open; the last thing a handler does, so that what is armed is used."""
-        info = _info(ino, flags, write=write)
-        if self._passthrough.is_attached(ino):
-            self._passthrough.arm(ino, info.fh)
-        else:
-            self._passthrough.disarm()
-            info.keep_cache = not self._passthrough.take_stale(ino)
-        return info
 
     async def _open_live(self, ino: int, flags: int, uid: int) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
@@ -453,30 +375,12 @@ class CkptfsOperations(pyfuse3.Operations):
                 self._attributes.strip_privileges(ino, set_ids=uid != 0)
             if write and uid:
                 self._files.note_unprivileged_writer(ino)
-        return self._live_info(ino, flags, write=write)
+        return self._replies.opened(ino, flags, write=write)
 
     def _attributes_of(self, ino: int) -> Attributes:
         if ino >= FIRST_VIRTUAL_INO:
             return self._browse.attributes(ino)
         return self._namespace.attributes(ino)
-
-    def _entry(self, attributes: Attributes) -> EntryAttributes:
-        if attributes.ino >= FIRST_VIRTUAL_INO:
-            return _entry(attributes, self._browse.timeout_s(attributes.ino))
-        entry = _entry(attributes, LIVE_TIMEOUT_S)
-        if self._passthrough.is_attached(attributes.ino):
-            entry.attr_timeout = 0  # a mapping changes the times without a word to anybody
-        return entry
-
-    def _remembered(self, attributes: Attributes, timeout_s: float | None = None) -> EntryAttributes:
-        if attributes.ino >= FIRST_VIRTUAL_INO:
-            self._browse.remember(attributes.ino)
-        else:
-            self._lookups.remember(attributes.ino)
-        entry = self._entry(attributes)
-        if timeout_s is not None:
-            entry.entry_timeout = timeout_s
-        return entry
 
     def _without_foreign_setgid(self, parent: int, mode: int, ctx: RequestContext) -> int:
         """As inode_init_owner(9): a set-gid executable in a set-gid directory keeps the bit only
@@ -497,43 +401,3 @@ def _live(ino: int) -> None:
     """Nothing under `.versions` can be changed."""
     if ino >= FIRST_VIRTUAL_INO:
         raise PosixError(errno.EROFS)
-
-
-def _moves_privileges(wanted: AttributeChange) -> bool:
-    """Whether capabilities or set-id bits go: the kernel leaves that to us (KILLPRIV_V2). A setattr
-    with nothing in it is a passthrough write to such a file."""
-    if wanted == AttributeChange():
-        return True
-    return wanted.uid is not None or wanted.gid is not None or wanted.size is not None
-
-
-def _info(ino: int, flags: int, *, write: bool) -> FileInfo:
-    # direct_io spares the page cache of data that nobody reads back through this handle
-    # (measured: 0.29 -> 0.35 of native); a descriptor that can be mapped must not have it. Kernels
-    # before 6.18 drop cached pages only before such a write: a reader in between keeps old bytes.
-    direct = _DIRECT_IS_COHERENT and flags & os.O_ACCMODE == os.O_WRONLY
-    return FileInfo(fh=ino << 1 | write, direct_io=direct, keep_cache=True)
-
-
-def _entry(attributes: Attributes, timeout_s: float) -> EntryAttributes:
-    entry = EntryAttributes()
-    entry.st_ino = attributes.ino
-    entry.st_mode = attributes.mode
-    entry.st_nlink = attributes.nlink
-    entry.st_uid = attributes.uid
-    entry.st_gid = attributes.gid
-    entry.st_rdev = attributes.rdev
-    entry.st_size = attributes.size
-    entry.st_blocks = attributes.blocks
-    entry.st_atime_ns = attributes.atime_ns
-    entry.st_mtime_ns = attributes.mtime_ns
-    entry.st_ctime_ns = attributes.ctime_ns
-    entry.entry_timeout = entry.attr_timeout = timeout_s
-    return entry
-
-
-def _negative() -> EntryAttributes:
-    entry = EntryAttributes()
-    entry.st_ino = 0
-    entry.entry_timeout = LIVE_TIMEOUT_S
-    return entry

@@ -206,8 +206,12 @@ class Publisher:
         for directory in due.quiet:
             if self._quiet.happened_since(directory, planned_s):
                 continue
-            if self._has_unstored(directory):
-                self._quiet.published_open(directory, planned_s)
+            unstored = self._unstored(directory)
+            if unstored:
+                if all(self._files.is_busy(ino) for ino in unstored):
+                    self._quiet.published_open(directory, planned_s)
+                else:
+                    self._quiet.published_without(directory, time.monotonic())
                 continue
             change.delete(Table.DIRTY, key_of(directory))
             self._drafts.changed_dirs.discard(directory)
@@ -216,9 +220,10 @@ class Publisher:
             self._quiet.published_settled(directory, planned_s)
         self._namespace.index.apply(change)
 
-    def _has_unstored(self, directory: int) -> bool:
-        """Whether a file of a directory is still in staging (it was busy, or is being written)."""
-        return any(
-            inode is not None and inode.content.staging != 0
-            for inode in (self._namespace.find(ino) for _, _, ino in self._namespace.entries(directory))
-        )
+    def _unstored(self, directory: int) -> list[int]:
+        """The files of a directory that are still in staging: busy, mapped, or being written."""
+        return [
+            ino
+            for _, _, ino in self._namespace.entries(directory)
+            if (inode := self._namespace.find(ino)) is not None and inode.content.staging
+        ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 LOG_SETTLE_S = 30.0
 LOG_MAX_S = 600.0
+MAPPED_RETRY_S = 2.0
 _REMEMBERED_CHANGES = 10_000
 
 
@@ -74,6 +75,11 @@ class Quiet:
         """The directory was published with a copy of files that are still open: what comes next is
         their next growth, or their close."""
         self._dirs[directory] = _Activity(look_at=now + LOG_MAX_S)
+
+    def published_without(self, directory: int, now: float) -> None:
+        """A closed file could not be taken, because somebody has it mapped: nothing will tell when
+        that ends, so look again soon."""
+        self._dirs[directory] = _Activity(look_at=now + MAPPED_RETRY_S)
 
     def published_settled(self, directory: int, now: float) -> None:
         """The settled files of a busy directory were published; the rest goes on waiting."""

@@ -14,8 +14,6 @@ from ckptfs.store.ids import RecipeId
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 
-FIRST_VIRTUAL_INO = 1 << 62
-
 
 class VersionedFiles:
     """Open files of versions by inode. Belongs to the trio thread."""

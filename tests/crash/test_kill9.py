@@ -8,7 +8,7 @@ import pytest
 from mounting import memory_folder
 from rounds import WRITE_PATHS, campaign
 
-ROUNDS = 3
+ROUNDS = 4
 
 
 @pytest.mark.parametrize("write_path", WRITE_PATHS)

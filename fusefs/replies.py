@@ -1,0 +1,158 @@
+"""Replies in pyfuse3's terms: entries, file handles, file system facts; and the listing of directories.
+
+One rule: this turns our values into the kernel's, and decides nothing but how long the kernel may
+believe them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, StatvfsData
+
+from ckptfs.fusefs.attributes import Attributes
+from ckptfs.fusefs.browse import Browse
+from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.lookups import Lookups
+from ckptfs.fusefs.namespace import NAME_MAX, Namespace
+from ckptfs.fusefs.passthrough import Passthrough
+from ckptfs.store.disk import Space
+
+LIVE_TIMEOUT_S = 3600.0
+_DOTS = 2
+_LISTED_AT_ONCE = 128
+_BLOCK_BYTES = 4096
+_DIRECT_IS_COHERENT = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= (6, 18)
+
+
+def file_info(ino: int, flags: int, *, write: bool) -> FileInfo:
+    """The reply to an open: a handle is the inode number times two, plus one for writers."""
+    # direct_io spares the page cache of data that nobody reads back through this handle
+    # (measured: 0.29 -> 0.35 of native); a descriptor that can be mapped must not have it. Kernels
+    # before 6.18 drop cached pages only before such a write: a reader in between keeps old bytes.
+    direct = _DIRECT_IS_COHERENT and flags & os.O_ACCMODE == os.O_WRONLY
+    return FileInfo(fh=ino << 1 | write, direct_io=direct, keep_cache=True)
+
+
+def entry_of(attributes: Attributes, timeout_s: float) -> EntryAttributes:
+    """Attributes as an entry that the kernel may believe for `timeout_s`."""
+    entry = EntryAttributes()
+    entry.st_ino = attributes.ino
+    entry.st_mode = attributes.mode
+    entry.st_nlink = attributes.nlink
+    entry.st_uid = attributes.uid
+    entry.st_gid = attributes.gid
+    entry.st_rdev = attributes.rdev
+    entry.st_size = attributes.size
+    entry.st_blocks = attributes.blocks
+    entry.st_atime_ns = attributes.atime_ns
+    entry.st_mtime_ns = attributes.mtime_ns
+    entry.st_ctime_ns = attributes.ctime_ns
+    entry.entry_timeout = entry.attr_timeout = timeout_s
+    return entry
+
+
+def negative() -> EntryAttributes:
+    """No such name; the kernel may believe that, since every name is made through it."""
+    entry = EntryAttributes()
+    entry.st_ino = 0
+    entry.entry_timeout = LIVE_TIMEOUT_S
+    return entry
+
+
+def statfs_of(space: Space) -> StatvfsData:
+    """What df shows."""
+    answer = StatvfsData()
+    answer.f_bsize = answer.f_frsize = _BLOCK_BYTES
+    answer.f_blocks = space.total // _BLOCK_BYTES
+    answer.f_bfree = space.free // _BLOCK_BYTES
+    answer.f_bavail = space.available // _BLOCK_BYTES
+    answer.f_files = space.inodes
+    answer.f_ffree = answer.f_favail = space.inodes_free
+    answer.f_namemax = NAME_MAX
+    return answer
+
+
+class Replies:
+    """Entries and listings of one mount. Belongs to the trio thread.
+
+    Whatever is handed to the kernel here is counted as known to it.
+    """
+
+    def __init__(
+        self, namespace: Namespace, browse: Browse, lookups: Lookups, passthrough: Passthrough
+    ) -> None:
+        self._namespace = namespace
+        self._browse = browse
+        self._lookups = lookups
+        self._passthrough = passthrough
+
+    def entry(self, attributes: Attributes) -> EntryAttributes:
+        """An inode's attributes."""
+        if attributes.ino >= FIRST_VIRTUAL_INO:
+            return entry_of(attributes, self._browse.timeout_s(attributes.ino))
+        entry = entry_of(attributes, LIVE_TIMEOUT_S)
+        if self._passthrough.is_attached(attributes.ino):
+            entry.attr_timeout = 0  # a mapping changes the times without a word to anybody
+        return entry
+
+    def remembered(self, attributes: Attributes, timeout_s: float | None = None) -> EntryAttributes:
+        """An inode that the kernel will know from this reply on."""
+        if attributes.ino >= FIRST_VIRTUAL_INO:
+            self._browse.remember(attributes.ino)
+        else:
+            self._lookups.remember(attributes.ino)
+        entry = self.entry(attributes)
+        if timeout_s is not None:
+            entry.entry_timeout = timeout_s
+        return entry
+
+    def opened(self, ino: int, flags: int, *, write: bool) -> FileInfo:
+        """The reply to an open of a live file; the last thing a handler does, so that what is armed
+        for passthrough is used."""
+        info = file_info(ino, flags, write=write)
+        if self._passthrough.is_attached(ino):
+            self._passthrough.arm(ino, info.fh)
+        else:
+            self._passthrough.disarm()
+            info.keep_cache = not self._passthrough.take_stale(ino)
+        return info
+
+    def list_live(self, ino: int, start: int, token: ReaddirToken) -> None:
+        """Fill a page of a live directory, from cookie `start` on."""
+        links = self._namespace.inode(ino).links
+        parent = links[0][0] if links else ino
+        if not self._list_dots(
+            self._namespace.attributes(ino), self._namespace.attributes(parent), start, token
+        ):
+            return
+        after = max(start - _DOTS, -1)
+        while rows := self._namespace.entries(ino, after, _LISTED_AT_ONCE):
+            for position, name, child in rows:
+                entry = entry_of(self._namespace.attributes(child), LIVE_TIMEOUT_S)
+                if not pyfuse3.readdir_reply(token, name, entry, position + _DOTS):
+                    return
+                self._lookups.remember(child)
+                after = position
+
+    def list_virtual(self, ino: int, start: int, token: ReaddirToken) -> None:
+        """The same of a directory under `.versions`."""
+        own = self._browse.attributes(ino)
+        if not self._list_dots(own, own, start, token):
+            return
+        after = max(start - _DOTS, 0)
+        while rows := self._browse.entries(ino, after, _LISTED_AT_ONCE):
+            for cookie, name, attributes in rows:
+                entry = entry_of(attributes, self._browse.timeout_s(attributes.ino))
+                if not pyfuse3.readdir_reply(token, name, entry, cookie + _DOTS):
+                    return
+                self._browse.remember(attributes.ino)
+                after = cookie
+
+    def _list_dots(self, own: Attributes, parent: Attributes, start: int, token: ReaddirToken) -> bool:
+        for cookie, name, attributes in ((1, b".", own), (2, b"..", parent)):
+            if start < cookie and not pyfuse3.readdir_reply(token, name, entry_of(attributes, 0), cookie):
+                return False
+        return True

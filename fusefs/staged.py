@@ -1,0 +1,199 @@
+"""Open inodes and their staging files: which descriptor, which mode, which record.
+
+One rule: an open inode mirrors its record. Whatever gives it another staging file changes the
+record first, and a record that was changed behind it is looked at again before the next use.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.namespace import Namespace
+from ckptfs.fusefs.openfile import Growth, OpenFile, copy_sparse, load_overlay
+from ckptfs.fusefs.passthrough import Passthrough
+from ckptfs.store.disk import Disk
+from ckptfs.store.inode import Content
+from ckptfs.store.recipe import EMPTY
+from ckptfs.store.segments import Segments
+from ckptfs.store.staging import Staging
+
+
+class StagedFiles:
+    """All open inodes by number. Belongs to the trio thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        namespace: Namespace,
+        drafts: Drafts,
+        staging: Staging,
+        segments: Segments,
+        passthrough: Passthrough,
+    ) -> None:
+        self._disk = disk
+        self._namespace = namespace
+        self._drafts = drafts
+        self._staging = staging
+        self._segments = segments
+        self._passthrough = passthrough
+        self.open_files: dict[int, OpenFile] = {}
+
+    def enter(self, ino: int) -> OpenFile:
+        """The open inode; taken in if nobody has it open yet."""
+        open_file = self.open_files.get(ino)
+        if open_file is None:
+            open_file = OpenFile(ino, Content())
+            self.load(open_file, self._namespace.inode(ino).content)
+            open_file.growth = Growth(self._namespace.attributes(ino).size)
+            self.open_files[ino] = open_file
+        return self.current(ino)
+
+    def leave_if_unused(self, ino: int) -> None:
+        """Let go of an inode that nobody has open any more."""
+        open_file = self.open_files.get(ino)
+        if open_file is not None and not open_file.readers and not open_file.writers:
+            self.close_fd(open_file)
+            self._passthrough.detach(ino)
+            del self.open_files[ino]
+
+    def current(self, ino: int) -> OpenFile:
+        """The open file, with what the inode record says now."""
+        open_file = self.open_files[ino]
+        if open_file.stale:
+            self.load(open_file, self._namespace.inode(ino).content)
+        return open_file
+
+    def attach(self, open_file: OpenFile) -> None:
+        """At the first open, for writing: let the kernel write to the staging file itself."""
+        if not self._passthrough.enabled:
+            return
+        if not open_file.content.staging and self._namespace.inode(open_file.ino).size == 0:
+            self.begin_staging(open_file)
+        if not open_file.content.staging or open_file.content.base is not None:
+            return
+        self.open_fd(open_file, writable=False)
+        self._passthrough.attach(open_file.ino, open_file.fd)
+        self.close_fd(open_file)
+
+    def sample(self, open_file: OpenFile) -> bool:
+        """Account what the kernel wrote by itself; True if there was any."""
+        fd = self._staging.open_read(open_file.content.staging)
+        try:
+            real = self._disk.fstat(fd)
+            first = b"" if open_file.growth.first else self._disk.pread(fd, 64, 0)
+        finally:
+            self._disk.close(fd)
+        return open_file.growth.sample(real.st_size, real.st_mtime_ns, first)
+
+    def load(self, open_file: OpenFile, content: Content) -> None:
+        """Mirror what a record says."""
+        open_file.content = content
+        open_file.stale = False
+        open_file.extents = None
+        open_file.recipe = EMPTY
+        if content.base is not None and not content.staging:
+            open_file.recipe = self._segments.read_recipe(content.base)
+
+    def open_fd(self, open_file: OpenFile, *, writable: bool) -> None:
+        """Open the staging file; the descriptor stays until `close_fd`."""
+        number = open_file.content.staging
+        self.close_fd(open_file)
+        open_file.fd = self._staging.open_write(number) if writable else self._staging.open_read(number)
+        open_file.writable = writable
+        if open_file.content.base is not None and open_file.extents is None:
+            load_overlay(self._disk, open_file, self._segments.read_recipe(open_file.content.base))
+
+    def close_fd(self, open_file: OpenFile) -> None:
+        """Close the staging descriptor, if there is one."""
+        if open_file.fd >= 0:
+            self._disk.close(open_file.fd)
+            open_file.fd, open_file.writable = -1, False
+
+    def writable(self, ino: int) -> OpenFile:
+        """The open file with a writable staging descriptor, made at its first change."""
+        open_file = self.current(ino)
+        if not open_file.content.staging:
+            self.begin_staging(open_file)
+        elif open_file.fd < 0 or not open_file.writable:
+            self.open_fd(open_file, writable=True)
+        return open_file
+
+    def begin_staging(self, open_file: OpenFile) -> None:
+        """The first change of a stored or empty file: an overlay, or a plain staging file."""
+        number, fd = self._staging.create()
+        draft = self._drafts.begin()
+        inode = draft.inode(open_file.ino)
+        assert not inode.content.staging, "a file has one staging file at most"
+        base = inode.content.base if inode.size else None
+        content = Content(number, base, inode.size if base else 0, False, inode.content.base)
+        self._disk.truncate(fd, inode.size)
+        draft.update(open_file.ino, content=content, root=None)
+        draft.mark_changed(open_file.ino)
+        self.commit_or_close(draft, fd, number)
+        open_file.content, open_file.fd, open_file.writable = content, fd, True
+        if base is not None:
+            load_overlay(self._disk, open_file, self._segments.read_recipe(base))
+
+    def commit_or_close(self, draft: Draft, fd: int, number: int) -> None:
+        """Commit the draft that brings a new staging file in, or leave no trace of the file."""
+        try:
+            draft.commit()
+        except BaseException:
+            self._disk.close(fd)
+            self._staging.drop(number)
+            raise
+
+    async def leave_pinned_staging(self, ino: int, content: Content) -> None:
+        """Go on in a copy, because a pre-image owns the staging file. Rare: a settled save that
+        is changed in place in the moment before its publish. Several callers may copy at once;
+        the pinned bytes do not change, so the first copy that is ready is taken."""
+        number = await self.copied(content.staging)
+        live = self._namespace.find(ino)
+        if live is None or live.content.staging != content.staging:
+            self._staging.drop(number)
+            return
+        draft = self._drafts.begin()
+        replaced = Content(number, content.base, content.base_limit, False, content.fallback)
+        draft.update(ino, content=replaced)
+        draft.commit()
+        open_file = self.open_files.get(ino)
+        if open_file is not None:
+            self.close_fd(open_file)
+            self.load(open_file, replaced)
+
+    async def copied(self, number: int) -> int:
+        """Copy a staging file; returns the number of the copy."""
+        copy, fd = self._staging.create()
+        source = self._staging.open_read(number)
+        try:
+            await trio.to_thread.run_sync(copy_sparse, self._disk, source, fd)
+        finally:
+            self._disk.close(source)
+            self._disk.close(fd)
+        return copy
+
+    def record_limit(self, open_file: OpenFile, size: int) -> None:
+        """An overlay was cut: nothing of its base shows behind `size` any more."""
+        old = open_file.content
+        open_file.content = Content(old.staging, old.base, size, old.synced, old.fallback)
+        draft = self._drafts.begin()
+        draft.update(open_file.ino, content=open_file.content)
+        draft.commit()
+
+    async def mark_synced(self, ino: int, content: Content) -> None:
+        """The bytes are synced: sync the name, and say so in the record."""
+        live = self._namespace.inode(ino)
+        if content.synced or live.content.staging != content.staging or live.content.synced:
+            return
+        await trio.to_thread.run_sync(self._staging.sync_names)
+        live = self._namespace.inode(ino)
+        if live.content.staging != content.staging:
+            return
+        marked = Content(content.staging, live.content.base, live.content.base_limit, True, content.fallback)
+        draft = self._drafts.begin()
+        draft.update(ino, content=marked)
+        draft.commit()
+        open_file = self.open_files.get(ino)
+        if open_file is not None and open_file.content.staging == content.staging:
+            open_file.content = marked
