@@ -106,6 +106,7 @@ class Mount:
                 nursery.start_soon(keep_running, "committing", self._commit_regularly)
                 nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)
                 nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
+                nursery.start_soon(keep_running, "flushing", self.face.flusher.run)
                 nursery.start_soon(keep_running, "space keeping", self._keeper.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)

@@ -16,6 +16,7 @@ from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.facts import VersionFacts
 from ckptfs.fusefs.files import Files
+from ckptfs.fusefs.flusher import Flusher
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
@@ -167,6 +168,7 @@ class Face:
         self.scheduler = Scheduler(
             self.namespace, self.units, self.files, self.preimages, self.publisher, self.recorder
         )
+        self.flusher = Flusher(self.namespace, self.drafts, self.files)
         self.files.on_closed = self.scheduler.file_closed
         self.mutations.on_renamed = self.scheduler.renamed
 

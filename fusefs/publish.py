@@ -68,17 +68,35 @@ class Publisher:
 
     def changed_dirs_by_unit(self) -> dict[int, list[int]]:
         """The directories that differ from what is published, by unit; unversioned ones left out."""
+        return self._changed_dirs()[0]
+
+    async def store_unversioned(self) -> None:
+        """Where versioning is off, files are stored all the same, once: deduplicated and durable."""
+        directories = self._changed_dirs()[1]
+        due = self.due(directories)
+        if not due.publish:
+            return
+        async with self._one_at_a_time:
+            with self._segments.pins.hold() as held:
+                await self._store_files(due, time.monotonic(), held)
+        for directory in due.quiet | due.settled_only:
+            self._quiet.published_open(directory, time.monotonic())
+
+    def _changed_dirs(self) -> tuple[dict[int, list[int]], list[int]]:
         grouped: dict[int, list[int]] = {}
+        unversioned: list[int] = []
         for directory in list(self._drafts.changed_dirs):
             inode = self._namespace.find(directory)
             if inode is None or not inode.links:
                 continue
             try:
-                if not self._units.versions_off(directory):
+                if self._units.versions_off(directory):
+                    unversioned.append(directory)
+                else:
                     grouped.setdefault(self._units.top_of(directory), []).append(directory)
             except PosixError:  # below a directory that was removed while somebody is still in it
                 log.debug("directory %d has no way to the root", directory)
-        return grouped
+        return grouped, unversioned
 
     def due(self, directories: list[int]) -> Due:
         """What the quiet policy says of a unit's changed directories now."""

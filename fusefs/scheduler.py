@@ -99,6 +99,14 @@ class Scheduler:
             elif top in self._preimages.units_with_pins():
                 await self._publish(top, None, Request("pre-image"))
 
+        await self._store_unversioned()
+
+    async def _store_unversioned(self) -> None:
+        try:
+            await self._publisher.store_unversioned()
+        except Exception as e:  # as for a publish: it never ends the loop
+            log.error("files without versions could not be stored yet: %s", e, exc_info=e)
+
     async def _publish(self, top: int, due: Due | None, request: Request) -> None:
         try:
             if due is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from asking import let_settle
+from kernelmounts import poll
 from mounting import Mount
 
 SETTLE_S = 1
@@ -156,6 +157,22 @@ def test_versions_can_be_switched_off(place: Mount) -> None:
     (run / "a").write_bytes(b"kept")
     place.wait_for_version("run", lambda version: True)
     assert files_of(newest(place, "run")) == {"a": b"kept"}
+
+
+def test_what_has_no_versions_is_stored_all_the_same(place: Mount) -> None:
+    scratch = place.path / "scratch"
+    scratch.mkdir()
+    os.setxattr(scratch, "user.ckptfs.versions", b"off")
+    (scratch / "tmp").write_bytes(b"deduplicated" * 50_000)
+
+    def is_stored() -> bool:
+        try:
+            return bool(os.getxattr(scratch / "tmp", "user.ckptfs.cid"))
+        except OSError:
+            return False
+
+    assert poll(is_stored, 15)
+    assert not place.versions("scratch")
 
 
 def test_a_snapshot_has_the_name_it_was_made_with(place: Mount) -> None:
