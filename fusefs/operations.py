@@ -18,15 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
-from pyfuse3 import (
-    EntryAttributes,
-    FileInfo,
-    FUSEError,
-    ReaddirToken,
-    RequestContext,
-    SetattrFields,
-    StatvfsData,
-)
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChange, AttributeChanges
@@ -347,7 +339,7 @@ class CkptfsOperations(pyfuse3.Operations):
         return inode << 1
 
     @answered
-    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         ino = fh >> 1
         if ino >= FIRST_VIRTUAL_INO:
             self._replies.list_virtual(ino, start_id, token)

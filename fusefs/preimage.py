@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import CkptfsError
@@ -161,7 +162,7 @@ class Preimages:
             try:
                 if self._units.top_of(directory) != top:
                     continue
-            except Exception:  # a removed directory belongs to no unit
+            except PosixError:  # a removed directory belongs to no unit
                 continue
             for _, _, ino in self._namespace.entries(directory):
                 inode = self._namespace.inode(ino)

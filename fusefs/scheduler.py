@@ -14,6 +14,7 @@ import time
 
 import trio
 
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.preimage import Preimages
@@ -124,7 +125,7 @@ class Scheduler:
     def _note(self, directory: int) -> None:
         try:
             self._commit_points.add(self._units.top_of(directory))
-        except Exception:  # a directory that is gone again needs no version of its own
+        except PosixError:  # a directory that is gone again needs no version of its own
             return
         self._wake.set()
 
