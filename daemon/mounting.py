@@ -92,7 +92,13 @@ class Mount:
             self.face.open_recipes,
         )
         self._keeper = SpaceKeeper(
-            parts.disk, parts.index, parts.histories, self._sweeper, config, self.face.preimages.give_up
+            parts.disk,
+            parts.index,
+            parts.histories,
+            self._sweeper,
+            config,
+            self.face.preimages.give_up,
+            lambda: self.face.recorder.last_save_bytes,
         )
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
@@ -106,6 +112,7 @@ class Mount:
                 nursery.start_soon(keep_running, "committing", self._commit_regularly)
                 nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)
                 nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
+                nursery.start_soon(keep_running, "watching logs", self.face.scheduler.sample)
                 nursery.start_soon(keep_running, "flushing", self.face.flusher.run)
                 nursery.start_soon(keep_running, "space keeping", self._keeper.run)
                 nursery.start_soon(stop.watch_signals)

@@ -44,10 +44,12 @@ class SpaceKeeper:
         sweeper: Sweeper,
         config: Config,
         give_up_pins: Callable[[], int],
+        last_save_bytes: Callable[[], int],
     ) -> None:
         self._disk = disk
         self._index = index
         self._give_up_pins = give_up_pins
+        self._last_save_bytes = last_save_bytes
         self._histories = histories
         self._sweeper = sweeper
         self._config = config
@@ -73,7 +75,7 @@ class SpaceKeeper:
 
     async def make_room(self, wanted_bytes: int) -> bool:
         """The disk is full for a writer: True if a second try makes sense."""
-        return await self._free(wanted_bytes + min(_MARGIN_BYTES, self._disk.space().total // 64)) > 0
+        return await self._free(wanted_bytes + self._margin_bytes()) > 0
 
     async def before_writing(self) -> None:
         """Let history give way before a save begins that may be as large as the last one.
@@ -104,6 +106,8 @@ class SpaceKeeper:
                 break
             if step == self._forget_versions and self._is_in_vain():
                 continue
+            if step == self._let_pins_go and self._disk.space().available >= self._margin_bytes():
+                break  # what is free is less than what is wished for; nobody is refused yet
             try:
                 await step(free_bytes)
             except (CkptfsError, OSError) as e:
@@ -134,6 +138,10 @@ class SpaceKeeper:
             log.warning("the disk is full: %d removed files were let go without a version", pins)
             self._index.commit()
 
+    def _margin_bytes(self) -> int:
+        """Less than this is a full disk."""
+        return min(_MARGIN_BYTES, self._disk.space().total // 64)
+
     def _is_in_vain(self) -> bool:
         return time.monotonic() < self._vain_until and self._state() == self._vain_state
 
@@ -155,8 +163,3 @@ class SpaceKeeper:
             self._survey_due += _SURVEY_SHARE * (time.monotonic() - started)
         except (CkptfsError, OSError) as e:
             log.error("history could not be surveyed: %s", e)
-
-    def _last_save_bytes(self) -> int:
-        newest = max(self._histories.units(), key=lambda unit: unit.newest_ns, default=None)
-        record = None if newest is None else self._histories.newest(newest.unit)
-        return 0 if record is None else record.logical_bytes

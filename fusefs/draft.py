@@ -13,7 +13,7 @@ import msgspec
 
 from ckptfs.fusefs.namespace import Counter, Namespace, key_of
 from ckptfs.store.index import Change, Table
-from ckptfs.store.inode import EMPTY_CONTENT, Content, Inode, encode_inode
+from ckptfs.store.inode import Content, Inode, encode_inode
 from ckptfs.store.staging import Staging
 
 
@@ -45,7 +45,9 @@ class Draft:
         self._namespace = drafts.namespace
         self._inodes: dict[int, Inode | None] = {}
         self._dirty: set[int] = set()
+        self._applied: list[Callable[[], None]] = []
         self.change = Change()
+        self.pinned_staging: set[int] = set()
         self.now_ns = drafts.clock()
 
     def inode(self, ino: int) -> Inode:
@@ -111,19 +113,20 @@ class Draft:
         """The bytes of `content` are not this inode's any more: its staging file goes, once the
         change is synced, unless a pre-image pins it."""
         number = content.staging
-        if number and number not in self._drafts.pinned_staging:
+        if number and number not in self._drafts.pinned_staging | self.pinned_staging:
             self.change.after_commit(lambda: self._drafts.staging.drop(number))
 
-    def empty_content(self, ino: int) -> Inode:
-        """Give an inode no bytes at all."""
-        self.drop_content(self.inode(ino).content)
-        return self.update(ino, content=EMPTY_CONTENT, size=0, blocks=0, root=None)
+    def when_applied(self, action: Callable[[], None]) -> None:
+        """Run `action` once the change is made: memory must not know of what was refused."""
+        self._applied.append(action)
 
     def commit(self, *, sync: bool = False) -> None:
         """Make the operation. Durable when: as Index.apply. NoSpace leaves everything as it was."""
         fresh = self.commit_records()
         self._namespace.index.apply(self.change, sync=sync)
         self._drafts.changed_dirs |= fresh
+        for action in self._applied:
+            action()
 
     def commit_records(self) -> set[int]:
         """Put the drafted records into `change`, which somebody else applies.

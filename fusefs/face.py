@@ -129,7 +129,7 @@ class Face:
     def _make_publisher(self, clock: Callable[[], int]) -> None:
         store = self._store
         self.storing = Storing(
-            self.namespace, self.drafts, self.files, store.staging, store.segments, store.ingest
+            store.disk, self.namespace, self.drafts, self.files, store.staging, store.segments, store.ingest
         )
         self.recorder = Recorder(
             self.namespace,
@@ -170,6 +170,7 @@ class Face:
         )
         self.flusher = Flusher(self.namespace, self.drafts, self.files)
         self.files.on_closed = self.scheduler.file_closed
+        self.files.on_gone = self.storing.forget_growing
         self.mutations.on_renamed = self.scheduler.renamed
 
     def _make_operations(self, room: Room) -> None:

@@ -55,22 +55,31 @@ class SavedFile:
 
 
 class VersionFacts:
-    """Computes facts, and remembers verdicts on files that did not change. Index thread."""
+    """Computes facts, and remembers verdicts on files that did not change. Index thread.
+
+    `last_save_bytes`: how much the last version that brought anything has that the one before it
+    has not, holes left out; 0 before the first.
+    """
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
+        self.last_save_bytes = 0
         self._verdicts: MutableMapping[tuple[str, Hashable], object] = {}
         self._before: dict[UnitId, dict[bytes, RecipeId]] = {}
         self._flat: Lru[TreeId, tuple[tuple[bytes, Entry], ...]] = Lru(_REMEMBERED_FILES)
 
-    def of(self, unit: UnitId, tree: TreeId) -> Facts:
-        """The facts of a unit's tree; Corrupt if a tree cannot be read."""
+    def of(self, unit: UnitId, tree: TreeId, tree_before: TreeId | None) -> Facts:
+        """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
+        be read."""
         files = self._files(tree)
         now = {path: entry.recipe for path, entry in files if entry.recipe is not None}
         before = self._before.get(unit)
+        if before is None and tree_before is not None:
+            before = {path: e.recipe for path, e in self._files(tree_before) if e.recipe is not None}
         changed = (
             None if before is None else frozenset(_text(p) for p, r in now.items() if before.get(p) != r)
         )
+        self._note_save(files, set((before or {}).values()))
         self._before[unit] = now
         found = assess(self._views(files), changed, self._verdicts)
         if len(self._verdicts) > _REMEMBERED_FILES:
@@ -85,6 +94,11 @@ class VersionFacts:
             steps=tuple(steps),
             missing=tuple(_printable(sentence) for sentence in found.missing),
         )
+
+    def _note_save(self, files: tuple[tuple[bytes, Entry], ...], known: set[RecipeId]) -> None:
+        added = {entry.recipe: entry.size - entry.holes for _, entry in files if entry.recipe not in known}
+        if saved := sum(added.values()):
+            self.last_save_bytes = saved
 
     def _views(self, files: tuple[tuple[bytes, Entry], ...]) -> Mapping[str, SavedFile]:
         return {

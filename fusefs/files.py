@@ -25,6 +25,7 @@ from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.staged import StagedFiles
 from ckptfs.store.disk import Disk
+from ckptfs.store.errors import NoSpace
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content, Inode
 from ckptfs.store.recipe import EMPTY
@@ -47,8 +48,9 @@ class Ingesting:
 class Files:
     """All open files by inode. Every field belongs to the trio thread.
 
-    `ingesting` is filled by the publisher. `make_room` is called when the disk is full; it
-    returns True if a second try makes sense.
+    `ingesting` is filled by the publisher. `_mapped` are closed files that were found to have a
+    writable mapping: they count as being written until their lease says otherwise. `make_room` is
+    called when the disk is full; it returns True if a second try makes sense.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Files:
         self._staged = StagedFiles(disk, namespace, drafts, staging, segments, passthrough)
         self.open_files = self._staged.open_files
         self.ingesting: dict[int, Ingesting] = {}
+        self._mapped: set[int] = set()
         self.preimages: Preimages  # set once at wiring: the two know each other
         self.on_closed: Callable[[int], None] = lambda ino: None
+        self.on_gone: Callable[[int], None] = lambda ino: None
 
     # -- opening and closing ---------------------------------------------------------------
 
@@ -90,6 +94,8 @@ class Files:
                 self._staged.attach(open_file)
             open_file.writers += 1
         else:
+            if not open_file.readers and not open_file.writers:
+                self._staged.attach_if_mapped(open_file)
             open_file.readers += 1
 
     def opened_new(self, ino: int, content: Content, fd: int) -> None:
@@ -115,14 +121,25 @@ class Files:
         return self._passthrough.is_attached(ino)
 
     def forget_pages(self, ino: int) -> None:
-        """The inode is gone, and what the kernel may have cached of it."""
+        """The inode is gone, and with it what is remembered of it."""
         self._passthrough.take_stale(ino)
+        self.on_gone(ino)
 
-    def sample_growth(self) -> None:
-        """Look at files that the kernel writes by itself: logs that grew are minor events."""
+    def note_mapped(self, ino: int) -> None:
+        """The file is closed, and its lease was refused: somebody goes on writing through a mapping."""
+        self._mapped.add(ino)
+
+    def sample_growth(self, ticks: float) -> None:
+        """Look at files that the kernel writes by itself: logs that grew are minor events.
+
+        `ticks` says how many of its periods have passed, so that a late look does not make a log
+        seem to grow fast.
+        """
         now = time.monotonic()
-        for ino, open_file in self.open_files.items():
-            if open_file.writers and self._passthrough.is_attached(ino) and self._staged.sample(open_file):
+        for ino, open_file in list(self.open_files.items()):
+            if not open_file.writers or not self._passthrough.is_attached(ino):
+                continue
+            if self._staged.sample(open_file, ticks):
                 for parent, name in self._namespace.inode(ino).links:
                     if open_file.growth.is_log(name):
                         self._quiet.minor(parent, now)
@@ -158,13 +175,20 @@ class Files:
 
     def writers_in(self, directory: int) -> set[int]:
         """Files of a directory that are open for writing and are not logs."""
-        writers = set()
+        writers = {ino for ino in list(self._mapped) if self._is_mapped_in(ino, directory)}
         for ino, open_file in self.open_files.items():
             if open_file.writers and open_file.growth.wrote | (open_file.content.staging != 0):
                 links = [name for parent, name in self._namespace.inode(ino).links if parent == directory]
                 if links and not open_file.growth.is_log(links[0]):
                     writers.add(ino)
         return writers
+
+    def _is_mapped_in(self, ino: int, directory: int) -> bool:
+        inode = self._namespace.find(ino)
+        if inode is None or not inode.content.staging or not self._staged.is_mapped(inode.content.staging):
+            self._mapped.discard(ino)
+            return False
+        return any(parent == directory for parent, _ in inode.links)
 
     async def claim(self, ino: int) -> None:
         """Make a file safe to write to: end its ingest, take a private copy of pinned bytes."""
@@ -204,11 +228,11 @@ class Files:
 
     async def write(self, ino: int, offset: int, payload: bytes) -> int:
         """Write all of `payload`; OSError or NoSpace if it cannot be. Durable when: fsync."""
-        open_file = self._staged.writable(ino)
         try:
-            return write_open(self._disk, self._segments, open_file, offset, payload)
-        except OSError as e:
-            if e.errno not in _FULL or not await self._make_room(len(payload)):
+            return write_open(self._disk, self._segments, self._staged.writable(ino), offset, payload)
+        except (OSError, NoSpace) as e:
+            full = isinstance(e, NoSpace) or e.errno in _FULL
+            if not full or not await self._make_room(len(payload)):
                 raise
         return write_open(self._disk, self._segments, self._staged.writable(ino), offset, payload)
 
@@ -238,10 +262,7 @@ class Files:
         A staging file that the kernel has open itself cannot be exchanged: it is cut in place.
         """
         if self._passthrough.is_attached(ino):
-            await self._protect_before_cut(ino)
-            attached = self._staged.writable(ino)
-            truncate_open(self._disk, self._segments, attached, 0)
-            self._staged.close_fd(attached)
+            await self._cut_in_place(ino)
             return
         draft = self._drafts.begin()
         self.preimages.before_destroying(ino, draft)
@@ -331,6 +352,16 @@ class Files:
             draft.commit()
             await self.claim(ino)
 
+    async def _cut_in_place(self, ino: int) -> None:
+        open_file = self._staged.enter(ino)
+        open_file.readers += 1  # nobody else may be its last user meanwhile
+        try:
+            await self._protect_before_cut(ino)
+            truncate_open(self._disk, self._segments, self._staged.writable(ino), 0)
+            self._staged.close_fd(open_file)
+        finally:
+            self.release(ino, write=False)
+
     async def _wait_for_unpinned(self, number: int) -> None:
         """Readers hold the file by passthrough, so it cannot be exchanged for a copy: wait for the
         publish that lets the pin go; EBUSY if it does not come."""
@@ -347,8 +378,14 @@ class Files:
             return
         number = await self._staged.copied(self._namespace.inode(ino).content.staging)
         draft = self._drafts.begin()
-        self.preimages.before_destroying(ino, draft, Content(staging=number))
-        draft.commit()
+        pinned = False
+        try:
+            if self.preimages.before_destroying(ino, draft, Content(staging=number)):
+                draft.commit()
+                pinned = True
+        finally:
+            if not pinned:
+                self._staging.drop(number)
 
 
 def durable_recipe(inode: Inode) -> RecipeId | None:

@@ -21,6 +21,7 @@ from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.units import Units
+from ckptfs.store.errors import NoSpace
 from ckptfs.store.inode import ROOT_INO, Content, Inode
 from ckptfs.store.staging import Staging
 
@@ -33,9 +34,8 @@ RENAME_EXCHANGE = 2
 class Mutations:
     """Changes of the live tree's names. Belongs to the trio thread.
 
-    `on_commit_point(directory)` is called when something was renamed into place or a tracker
-    file appeared; `on_unit_moved(ino)` when a directory was made, moved or removed that may be a
-    unit's. `is_known(ino)` tells whether the kernel may still ask for an inode.
+    `on_renamed(ino, old parent, old name)` is called behind every rename, `on_directory_gone(ino)`
+    before a directory is removed. `is_known(ino)` tells whether the kernel may still ask for it.
     """
 
     def __init__(
@@ -158,7 +158,10 @@ class Mutations:
             return
         draft = self._drafts.begin()
         draft.remove_inode(ino)
-        draft.commit()
+        try:
+            draft.commit()
+        except NoSpace:
+            return  # the call that led here was made all the same; recovery removes what is left
         self._preimages.closed_at.pop(ino, None)
         self._files.forget_pages(ino)
 
@@ -196,9 +199,9 @@ class Mutations:
         now = time.monotonic()
         self._quiet.major(parent, ino, now)
         self._quiet.major(new_parent, ino, now)
+        self.on_renamed(ino, parent, name)
         if other is not None:
             self.reap(other)
-        self.on_renamed(ino, parent, name)
 
     def _exchange(self, one: tuple[int, bytes, int], two: tuple[int, bytes, int]) -> None:
         for (directory, _, _), (_, _, ino) in ((one, two), (two, one)):

@@ -44,7 +44,7 @@ class Growth:
             self.first = bytes(payload[:64])
         self.end = max(self.end, offset + len(payload))
 
-    def sample(self, size: int, mtime_ns: int, first: bytes) -> bool:
+    def sample(self, size: int, mtime_ns: int, first: bytes, ticks: float = 1.0) -> bool:
         """Account what the kernel wrote by itself since the last sample; True if there was any.
 
         A change of time without growth is an overwrite, and much growth at once is no log.
@@ -52,9 +52,7 @@ class Growth:
         if (size, mtime_ns) == (self.end, self.mtime_ns):
             return False
         grown = size - self.end
-        if not 0 < grown <= LOG_SAMPLE_BYTES and self.mtime_ns:
-            self.appends_only = False
-        if grown > LOG_SAMPLE_BYTES:
+        if grown > LOG_SAMPLE_BYTES * max(1.0, ticks) or (grown <= 0 and self.mtime_ns):
             self.appends_only = False
         self.end, self.mtime_ns, self.wrote = size, mtime_ns, True
         self.first = self.first or first

@@ -362,11 +362,15 @@ class CkptfsOperations(pyfuse3.Operations):
         if write:
             await self._room_for_writing()
         await self._files.open(ino, write=write, truncate=bool(flags & os.O_TRUNC))
-        if self.strips_privileges:
-            if flags & os.O_TRUNC:
-                self._attributes.strip_privileges(ino, set_ids=uid != 0)
-            if write and uid:
-                self._files.note_unprivileged_writer(ino)
+        try:
+            if self.strips_privileges:
+                if flags & os.O_TRUNC:
+                    self._attributes.strip_privileges(ino, set_ids=uid != 0)
+                if write and uid:
+                    self._files.note_unprivileged_writer(ino)
+        except BaseException:
+            self._files.release(ino, write=write)  # the kernel will not: to it nothing is open
+            raise
         return self._replies.opened(ino, flags, write=write)
 
     def _attributes_of(self, ino: int) -> Attributes:

@@ -76,6 +76,10 @@ class Passthrough:
         if REPLIES is not None:
             REPLIES.arm(0, 0, 0)
 
+    def is_stale(self, ino: int) -> bool:
+        """Whether the kernel wrote to the inode by itself since its last plain open."""
+        return ino in self._stale
+
     def take_stale(self, ino: int) -> bool:
         """Whether the kernel may hold cached pages of an inode that were changed behind its back;
         asked once, at the next plain open, which then must not keep the cache."""

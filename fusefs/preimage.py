@@ -131,7 +131,12 @@ class Preimages:
                 self._drafts.pinned_staging.discard(number)
                 if not self._still_used(decode_pin(value)):
                     draft.change.after_commit(partial(self._drafts.staging.drop, number))
-        self._pinned_units.pop(top, None)
+        # Others may have come while these were published.
+        released = {key for key, _ in pins}
+        left = {pin.ino: pin.inode.content for key, pin in self.pins_of(top) if key not in released}
+        self._pinned_units[top] = left
+        if not left:
+            del self._pinned_units[top]
 
     def _is_loss(self, ino: int, inode: Inode) -> bool:
         content = inode.content
@@ -184,7 +189,8 @@ class Preimages:
         )
         key = key_of(top) + key_of(self._drafts.positions.take())
         draft.change.put(Table.PREIMAGE, key, encode_pin(pin))
-        self._note(top, pin)
+        draft.pinned_staging.add(inode.content.staging)
+        draft.when_applied(lambda: self._note(top, pin))
 
     def _directory(self, ino: int, name: bytes) -> PinnedDirectory:
         inode = self._namespace.inode(ino)

@@ -90,7 +90,8 @@ class PreimagePublisher:
                 await self._append(top, [pin for _, pin in kept], held)
         draft = self._drafts.begin()
         self._preimages.release(top, pins, draft)
-        draft.change.delete(Table.META, _gone_key(top))
+        if top not in self._preimages.units_with_pins():
+            draft.change.delete(Table.META, _gone_key(top))
         draft.commit()
 
     def directory_gone(self, ino: int) -> None:

@@ -76,11 +76,13 @@ class Publisher:
         due = self.due(directories)
         if not due.publish:
             return
+        asked_s = time.monotonic()
         async with self._one_at_a_time:
             with self._segments.pins.hold() as held:
-                await self._store_files(due, time.monotonic(), held)
+                await self._store_files(due, asked_s, held)
         for directory in due.quiet | due.settled_only:
-            self._quiet.published_open(directory, time.monotonic())
+            if not self._quiet.happened_since(directory, asked_s):
+                self._quiet.published_open(directory, asked_s)
 
     def _changed_dirs(self) -> tuple[dict[int, list[int]], list[int]]:
         grouped: dict[int, list[int]] = {}
@@ -112,10 +114,11 @@ class Publisher:
 
         Durable when: this returned. NoSpace: nothing was listed, and the next try starts afresh.
         """
+        asked_s = time.monotonic()
         async with self._one_at_a_time:
             await self._preimage_publisher.publish(top)
             with self._segments.pins.hold() as held:
-                return await self._publish_live(top, due, request, held)
+                return await self._publish_live(top, due, request, asked_s, held)
 
     async def publish_preimage(self, top: int) -> None:
         """Make a version of what destructive calls pinned, if there is any, and nothing else."""
@@ -123,30 +126,30 @@ class Publisher:
             await self._preimage_publisher.publish(top)
 
     async def _publish_live(
-        self, top: int, due: Due, request: Request, held: set[ChunkId]
+        self, top: int, due: Due, request: Request, asked_s: float, held: set[ChunkId]
     ) -> VersionRecord | None:
-        planned_s = time.monotonic()
-        grown = await self._store_files(due, planned_s, held)
+        grown = await self._store_files(due, asked_s, held)
         if not self._is_linked(top):
             return None
-        due = self._still_due(due, planned_s)
+        due = self._still_due(top, due, asked_s, grown, at_once=request.origin != "settled")
         with self._namespace.index.removals.hold():
-            record = await self._publish_trees(top, due, request, grown, held)
-        self._finish(due, planned_s)
+            builder = TreeBuilder(
+                self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown
+            )
+            record = await self._publish_trees(top, builder, request, held)
+        self._finish(due, set(builder.built.trees), asked_s)
         self._preimages.forget_preserved(top)
         return record
 
     async def _publish_trees(
-        self, top: int, due: Due, request: Request, grown: dict[int, Stored], held: set[ChunkId]
+        self, top: int, builder: TreeBuilder, request: Request, held: set[ChunkId]
     ) -> VersionRecord | None:
         """From the trees to the record; nothing that they name can be collected meanwhile."""
-        builder = TreeBuilder(
-            self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown
-        )
         tree = builder.build()
         top_entry = builder.top_entry(tree)
         await self._ingest.store_objects(builder.built.objects, held)
         if not self._is_linked(top):
+            builder.built.trees.clear()
             return None
         change = Change()
         for directory, built in builder.built.trees.items():
@@ -177,7 +180,7 @@ class Publisher:
 
     async def _store_files(self, due: Due, now: float, held: set[ChunkId]) -> dict[int, Stored]:
         """Store what waits in the directories that are taken; logs that are open are copied."""
-        waiting: list[Waiting] = []
+        waiting: dict[int, Waiting] = {}
         growing: list[tuple[int, bytes]] = []
         for directory in due.quiet | due.settled_only:
             settled_only = directory in due.settled_only
@@ -191,8 +194,8 @@ class Publisher:
                     continue
                 elif not settled_only or self._quiet.is_settled(directory, ino, now):
                     size = self._namespace.attributes_of(ino, inode).size
-                    waiting.append(Waiting(ino, name, inode, size))
-        await self._storing.store(waiting)
+                    waiting[ino] = Waiting(ino, name, inode, size)
+        await self._storing.store(list(waiting.values()))
         grown = {}
         for ino, name in growing:
             stored = await self._grow(ino, name, held)
@@ -209,33 +212,52 @@ class Publisher:
         except Unavailable:
             return None  # truncated meanwhile: the next version takes it
 
-    def _still_due(self, due: Due, planned_s: float) -> Due:
-        """Directories in which something happened while their files were stored are busy now."""
-        moved = {d for d in due.quiet if self._quiet.happened_since(d, planned_s)}
-        alive = {d for d in due.quiet | due.settled_only if self._is_linked(d)}
-        return Due(True, (due.quiet - moved) & alive, due.settled_only & alive)
+    def _still_due(
+        self, top: int, due: Due, asked_s: float, grown: dict[int, Stored], *, at_once: bool
+    ) -> Due:
+        """What may be taken as it is, now that files were stored and time has passed.
+
+        A directory in which something happened, or with a file that is neither stored nor copied,
+        is busy. Who asked for a version at once gets its other files all the same.
+        """
+        here = {d for d in due.quiet | due.settled_only if self._is_in(d, top)}
+        busy = {
+            d
+            for d in due.quiet & here
+            if self._quiet.happened_since(d, asked_s) or set(self._unstored(d)) - grown.keys()
+        }
+        settled_only = due.settled_only & here
+        return Due(True, (due.quiet & here) - busy, settled_only | busy if at_once else settled_only)
+
+    def _is_in(self, directory: int, top: int) -> bool:
+        """Whether a directory is still there, in this unit, and versioned."""
+        try:
+            return (
+                self._is_linked(directory)
+                and self._units.top_of(directory) == top
+                and not self._units.versions_off(directory)
+            )
+        except PosixError:
+            return False
 
     def _is_linked(self, directory: int) -> bool:
         inode = self._namespace.find(directory)
         return inode is not None and bool(inode.links)
 
-    def _finish(self, due: Due, planned_s: float) -> None:
+    def _finish(self, due: Due, built: set[int], asked_s: float) -> None:
+        """Directories that were taken as they are, and are still so, are no news any more."""
         change = Change()
-        for directory in due.quiet:
-            if self._quiet.happened_since(directory, planned_s):
+        for directory in due.quiet & built:
+            if self._quiet.happened_since(directory, asked_s):
                 continue
-            unstored = self._unstored(directory)
-            if unstored:
-                if all(self._files.is_busy(ino) for ino in unstored):
-                    self._quiet.published_open(directory, planned_s)
-                else:
-                    self._quiet.published_without(directory, time.monotonic())
+            if self._unstored(directory):
+                self._quiet.published_open(directory, asked_s)
                 continue
             change.delete(Table.DIRTY, key_of(directory))
             self._drafts.changed_dirs.discard(directory)
             self._quiet.forget(directory)
         for directory in due.settled_only:
-            self._quiet.published_settled(directory, planned_s)
+            self._quiet.published_settled(directory, asked_s)
         self._namespace.index.apply(change)
 
     def _unstored(self, directory: int) -> list[int]:

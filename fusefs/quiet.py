@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 LOG_SETTLE_S = 30.0
 LOG_MAX_S = 600.0
-MAPPED_RETRY_S = 2.0
 _REMEMBERED_CHANGES = 10_000
 
 
@@ -76,16 +75,13 @@ class Quiet:
         their next growth, or their close."""
         self._dirs[directory] = _Activity(look_at=now + LOG_MAX_S)
 
-    def published_without(self, directory: int, now: float) -> None:
-        """A closed file could not be taken, because somebody has it mapped: nothing will tell when
-        that ends, so look again soon."""
-        self._dirs[directory] = _Activity(look_at=now + MAPPED_RETRY_S)
-
     def published_settled(self, directory: int, now: float) -> None:
-        """The settled files of a busy directory were published; the rest goes on waiting."""
+        """The settled files of a busy directory were published; the rest goes on waiting. What could
+        not be stored is looked at again."""
         activity = self._dirs.get(directory)
         if activity is not None:
             activity.changed = {i: t for i, t in activity.changed.items() if now - t < self.settle_s}
+            activity.look_at = now + self.settle_max_s
 
     def is_quiet(self, directory: int, now: float, writers: Iterable[int]) -> bool:
         """No major event for `settle_s`, and nobody writes a file in it (logs left out)."""
@@ -100,7 +96,10 @@ class Quiet:
     def is_settled(self, directory: int, ino: int, now: float) -> bool:
         """Nothing happened to this file for `settle_s`."""
         activity = self._dirs.get(directory)
-        return activity is None or now - activity.changed.get(ino, float("-inf")) >= self.settle_s
+        if activity is None:
+            return True
+        forgotten = activity.last_major if len(activity.changed) >= _REMEMBERED_CHANGES else float("-inf")
+        return now - activity.changed.get(ino, forgotten) >= self.settle_s
 
     def happened_since(self, directory: int, then: float) -> bool:
         """Whether a major event came after `then`."""

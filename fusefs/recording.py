@@ -56,6 +56,11 @@ class Recorder:
         self._clock = clock
         self._new_id = new_id
 
+    @property
+    def last_save_bytes(self) -> int:
+        """How much the last version brought; 0 if none was made in this mount."""
+        return self._facts.last_save_bytes
+
     def newest(self, top: int) -> VersionRecord | None:
         """The newest version of the unit whose directory this is."""
         unit = self._histories.unit_of_ino(top)
@@ -97,7 +102,8 @@ class Recorder:
     def append_always(self, unit: Unit, top: Entry, request: Request, change: Change) -> VersionRecord:
         """List a version, whatever the newest one shows. Durable when: this returned."""
         assert top.tree is not None
-        found = self._facts.of(unit.unit, top.tree)
+        before = self._histories.newest(unit.unit)
+        found = self._facts.of(unit.unit, top.tree, before.top.tree if before is not None else None)
         now_ns = self._clock()
         record = VersionRecord(
             unit=unit.unit,

@@ -131,7 +131,7 @@ class Replies:
         after = max(start - _DOTS, -1)
         while rows := self._namespace.entries(ino, after, _LISTED_AT_ONCE):
             for position, name, child in rows:
-                entry = entry_of(self._namespace.attributes(child), LIVE_TIMEOUT_S)
+                entry = self.entry(self._namespace.attributes(child))
                 if not pyfuse3.readdir_reply(token, name, entry, position + _DOTS):
                     return
                 self._lookups.remember(child)

@@ -27,6 +27,7 @@ from ckptfs.store.errors import NoSpace
 log = logging.getLogger(__name__)
 TICK_S = 0.25
 _RETRY_S = 5.0
+_LONGEST_PAUSE_S = 2.0
 _TRACKERS = frozenset(
     (
         b"latest",
@@ -78,29 +79,41 @@ class Scheduler:
     async def run(self) -> None:
         """Publish what is due, for ever; cancelled at shutdown."""
         while True:
-            started = time.monotonic()
-            await self._round()
-            spent = time.monotonic() - started
-            with trio.move_on_after(max(TICK_S, 5 * spent)):
+            planning_s = await self._round()
+            with trio.move_on_after(max(TICK_S, min(_LONGEST_PAUSE_S, 5 * planning_s))):
                 await self._wake.wait()
             self._wake = trio.Event()
 
-    async def _round(self) -> None:
-        self._files.sample_growth()
+    async def sample(self) -> None:
+        """Watch logs that the kernel writes by itself, for ever; cancelled at shutdown."""
+        looked = time.monotonic()
+        while True:
+            await trio.sleep(TICK_S)
+            now = time.monotonic()
+            self._files.sample_growth((now - looked) / TICK_S)
+            looked = now
+
+    async def _round(self) -> float:
+        """One look at all units; returns the seconds that the looking took, publishing left out."""
+        started = time.monotonic()
         at_once, self._commit_points = self._commit_points, set()
         changed = self._publisher.changed_dirs_by_unit()
         for top in set(self._preimages.units_with_pins()) - changed.keys():
             changed[top] = []
+        planned = []
         for top, directories in changed.items():
             if top not in at_once and time.monotonic() < self._not_before.get(top, 0.0):
                 continue
             due = self._publisher.due_now(directories) if top in at_once else self._publisher.due(directories)
+            planned.append((top, due))
+        planning_s = time.monotonic() - started
+        for top, due in planned:
             if due.publish:
                 await self._publish(top, due, Request("commit-point" if top in at_once else "settled"))
             elif top in self._preimages.units_with_pins():
                 await self._publish(top, None, Request("pre-image"))
-
         await self._store_unversioned()
+        return planning_s
 
     async def _store_unversioned(self) -> None:
         try:

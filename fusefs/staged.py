@@ -76,7 +76,29 @@ class StagedFiles:
         self._passthrough.attach(open_file.ino, open_file.fd)
         self.close_fd(open_file)
 
-    def sample(self, open_file: OpenFile) -> bool:
+    def attach_if_mapped(self, open_file: OpenFile) -> None:
+        """At the first open, for reading: a file that the kernel wrote by itself may still be written
+        through a mapping whose descriptor is closed. Then readers, too, read what is below."""
+        content = open_file.content
+        if not content.staging or content.base is not None or not self._passthrough.is_stale(open_file.ino):
+            return
+        if self.is_mapped(content.staging):
+            self.open_fd(open_file, writable=False)
+            self._passthrough.attach(open_file.ino, open_file.fd)
+            self.close_fd(open_file)
+
+    def is_mapped(self, number: int) -> bool:
+        """Whether somebody can still write to a staging file that we have closed."""
+        fd = self._staging.open_read(number)
+        try:
+            if not self._disk.lease(fd, "read"):
+                return True
+            self._disk.unlease(fd)
+            return False
+        finally:
+            self._disk.close(fd)
+
+    def sample(self, open_file: OpenFile, ticks: float = 1.0) -> bool:
         """Account what the kernel wrote by itself; True if there was any."""
         fd = self._staging.open_read(open_file.content.staging)
         try:
@@ -84,7 +106,7 @@ class StagedFiles:
             first = b"" if open_file.growth.first else self._disk.pread(fd, 64, 0)
         finally:
             self._disk.close(fd)
-        return open_file.growth.sample(real.st_size, real.st_mtime_ns, first)
+        return open_file.growth.sample(real.st_size, real.st_mtime_ns, first, ticks)
 
     def load(self, open_file: OpenFile, content: Content) -> None:
         """Mirror what a record says."""
@@ -168,6 +190,9 @@ class StagedFiles:
         source = self._staging.open_read(number)
         try:
             await trio.to_thread.run_sync(copy_sparse, self._disk, source, fd)
+        except BaseException:
+            self._staging.drop(copy)
+            raise
         finally:
             self._disk.close(source)
             self._disk.close(fd)

@@ -15,8 +15,9 @@ import msgspec
 from ckptfs.fusefs.draft import Draft, Drafts
 from ckptfs.fusefs.files import Files, Ingesting
 from ckptfs.fusefs.namespace import Namespace
-from ckptfs.fusefs.openfile import OpenFile
+from ckptfs.fusefs.openfile import Growth, OpenFile, base_limit
 from ckptfs.fusefs.treebuilder import Stored
+from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
 from ckptfs.store.formats import Reader
 from ckptfs.store.ids import ChunkId, RecipeId
@@ -52,6 +53,7 @@ class Storing:
 
     def __init__(
         self,
+        disk: Disk,
         namespace: Namespace,
         drafts: Drafts,
         files: Files,
@@ -59,13 +61,14 @@ class Storing:
         segments: Segments,
         ingest: Ingest,
     ) -> None:
+        self._disk = disk
         self._namespace = namespace
         self._drafts = drafts
         self._files = files
         self._staging = staging
         self._segments = segments
         self._ingest = ingest
-        self._grown: dict[int, tuple[RecipeId, Recipe]] = {}
+        self._grown: dict[int, tuple[RecipeId, Recipe, Growth]] = {}
         self.pending_bytes = 0
 
     async def store(self, waiting: Sequence[Waiting]) -> set[object]:
@@ -93,14 +96,18 @@ class Storing:
             return None
         size = self._namespace.attributes_of(ino, inode).size
         before, clean = self._start_of_copy(open_file, size)
+        growth = open_file.growth
         fd = self._staging.open_read(content.staging)
         try:
             done = await self._ingest.store_growing(
                 fd, size, _text(name), before, clean, base_limit=content.base_limit, pin=pin
             )
+            torn = open_file.writers > 0 and not growth.is_log(name)
         finally:
             self._files.close_descriptor(fd)
-        self._grown[ino] = (done.recipe, self._segments.read_recipe(done.recipe))
+        if torn:
+            return None  # somebody began to write to what only readers had open
+        self._grown[ino] = (done.recipe, self._segments.read_recipe(done.recipe), growth)
         return Stored(done.recipe, done.root, done.size)
 
     def forget_growing(self, ino: int) -> None:
@@ -112,17 +119,24 @@ class Storing:
         if open_file.content.base is not None:
             base = self._segments.read_recipe(open_file.content.base)
             first = next(iter(open_file.extents), (size, size))[0] if open_file.extents is not None else 0
-            return base, min(first, base.size, size)
+            shown = base_limit(self._disk, open_file) if open_file.fd >= 0 else open_file.content.base_limit
+            return base, min(first, base.size, size, shown)
         if self._files.is_attached(open_file.ino):
             return None, 0  # the kernel writes it by itself: nobody saw that it only grew
-        _, before = self._grown.get(open_file.ino, (None, None))
-        if before is None or before.size > size or not open_file.growth.appends_only:
+        # A truncate or a last close begins another growth: what was stored before says nothing then.
+        _, before, growth = self._grown.get(open_file.ino, (None, None, None))
+        if (
+            before is None
+            or growth is not open_file.growth
+            or before.size > size
+            or not open_file.growth.appends_only
+        ):
             return None, 0
         return before, before.size
 
     def grown_recipes(self) -> list[RecipeId]:
         """What the next copies of logs start from, for the collector to leave alone."""
-        return [identity for identity, _ in self._grown.values()]
+        return [identity for identity, _, _ in self._grown.values()]
 
     def root_of(self, recipe: Recipe) -> bytes:
         """The Merkle file root of a stored file."""
@@ -144,6 +158,8 @@ class Storing:
             for ino, flag in flags.items():
                 del self._files.ingesting[ino]
                 flag.done.set()
+        for key in report.busy:
+            self._files.note_mapped(by_key[key].ino)
         for key, error in report.failed:
             one = by_key[key]
             log.error(
@@ -207,14 +223,17 @@ class Storing:
 
     def _is_same(self, one: Waiting) -> bool:
         live = self._namespace.find(one.ino)
-        return live is not None and live.content == one.inode.content and not self._files.is_busy(one.ino)
+        if live is None or live.content != one.inode.content or self._files.is_busy(one.ino):
+            return False
+        # Pinned meanwhile: the pin is stored first, and the live inode with it.
+        return live.content.staging not in self._drafts.pinned_staging
 
     def _commit_live(self, draft: Draft, ino: int, done: Ingested) -> None:
-        """The inode now is what was stored; its times stay what its staging file showed."""
+        """The inode now is what was stored; its times stay what its staging file showed, and ingest
+        drops that once all is committed."""
         inode = draft.inode(ino)
         shown = self._namespace.attributes_of(ino, inode)
         content = Content(base=done.recipe)
-        draft.drop_content(inode.content)
         draft.update(
             ino,
             content=content,
@@ -237,8 +256,6 @@ class Storing:
         live = self._namespace.find(one.ino)
         if live is not None and live.content.staging == number:
             self._commit_live(draft, one.ino, done)
-        else:
-            draft.drop_content(one.inode.content)
 
 
 def _with_content(pin: PinnedFile, done: Ingested) -> PinnedFile:

@@ -187,8 +187,14 @@ class Index:
             self._pending = 0
             self._allocate_ahead()
         actions, self._actions = self._actions, []
+        failure: OSError | None = None
         for action in actions:
-            action()
+            try:
+                action()
+            except OSError as e:
+                failure = e  # the others wait for nothing else than this commit
+        if failure is not None:
+            raise failure
 
     @contextmanager
     def watch(self, watcher: Callable[[list[Op]], None]) -> Iterator[None]:

@@ -14,9 +14,12 @@ OLD_SAFETENSORS = Path(__file__).parents[2] / ".venv" / "alt" / "safetensors-0.7
 
 
 @pytest.fixture
-def quick_mount(mount_factory: Callable[..., Mount]) -> Mount:
-    """A mount on a store in memory, with `settle_s` short enough for tests of many saves."""
-    return mount_factory(config={"settle_s": SETTLE_S}, on_tmpfs=True)
+def quick_mount(request: pytest.FixtureRequest, mount_factory: Callable[..., Mount]) -> Mount:
+    """A mount on a store in memory, with `settle_s` short enough for tests of many saves.
+
+    An indirect parameter adds to its configuration.
+    """
+    return mount_factory(config={"settle_s": SETTLE_S, **getattr(request, "param", {})}, on_tmpfs=True)
 
 
 @pytest.fixture(scope="session")

@@ -111,12 +111,14 @@ def dcp_units() -> dict[str, Unit]:
 def large_pickle_units() -> dict[str, Unit]:
     """Pickles that take much memory or time if somebody lets them, in files that are whole otherwise."""
     return {
-        "huge-memo": {"a.pt": torch_zip(b"\x80\x04" + b"N\x94" * (4 * MIB) + b".")},
+        "huge-memo": {"a.pt": torch_zip(b"\x80\x04" + b"N\x94" * (MIB * 3 // 4) + b".")},
         "huge-index": {"a.pt": torch_legacy(b"\x80\x02Nr\xff\xff\xff\x7f.")},
         "doubled": {"a.pt": torch_zip(b")" + b"2\x86" * 100_000 + b".")},
-        "nested": {"a.pt": torch_legacy(b"]" * (2 * MIB) + b"a" * (2 * MIB - 1) + b".")},
-        "fields": {"a.pt": torch_zip(b"}(" + b"U\x01aN" * MIB + b"u.")},
-        "long-integer": {"a.pt": torch_legacy(b"\x8b" + struct.pack("<i", 4 * MIB) + b"\x7f" * (4 * MIB) + b".")},
+        "nested": {"a.pt": torch_legacy(b"]" * (MIB // 2) + b"a" * (MIB // 2 - 1) + b".")},
+        "fields": {"a.pt": torch_zip(b"}(" + b"U\x01aN" * (MIB // 4) + b"u.")},
+        "long-integer": {
+            "a.pt": torch_legacy(b"\x8b" + struct.pack("<i", 4 * MIB) + b"\x7f" * (4 * MIB) + b".")
+        },
         "digits": {"a.pt": torch_zip(b"I" + b"9" * (4 * MIB) + b"\n.")},
         "lying-length": {"a.pt": torch_zip(b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.")},
     }
@@ -124,7 +126,7 @@ def large_pickle_units() -> dict[str, Unit]:
 
 def safetensors_units() -> dict[str, Unit]:
     good = safetensors({"w": entry(0, 4096)}, bytes(range(256)) * 16)
-    many = {f"t{i}": entry(0, 10) for i in range(100_000)}
+    many = {f"t{i}": entry(0, 10) for i in range(30_000)}
     nested = b'{"a":' * (JSON_BYTES // 5)
     within_marks = b'{"a":' * 700_000
     files = {
@@ -234,7 +236,7 @@ def gguf_units() -> dict[str, Unit]:
         "alignment-0": gguf(1, 1, struct.pack("<Q17sII", 17, b"general.alignment", 4, 0) + row + bytes(200)),
         "dimensions": gguf(1, 0, struct.pack("<Q1sI", 1, b"t", 1 << 31) + bytes(200)),
         "overflow": gguf(1, 0, gguf_row(b"t", (1 << 64) - 1, 0) + bytes(200)),
-        "overlapping": gguf(60_000, 0, gguf_row(b"t", 1000, 0) * 60_000 + bytes(2000)),
+        "overlapping": gguf(20_000, 0, gguf_row(b"t", 1000, 0) * 20_000 + bytes(2000)),
         "beyond-the-end": gguf(1, 0, gguf_row(b"t", 64, 1 << 50) + bytes(200)),
     }
     return {name: {"model.gguf": content} for name, content in files.items()}

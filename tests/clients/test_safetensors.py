@@ -10,6 +10,7 @@ import pytest
 from asking import let_settle
 from clients.clientproc import Client
 from clients.recovery import Save, assert_all_recoverable, wait_until_recoverable
+from clients.writepaths import BOTH_PATHS
 from mounting import Mount
 
 ELEMENTS = 256 * 1024
@@ -27,6 +28,7 @@ def client(request: pytest.FixtureRequest) -> Client:
     return chosen
 
 
+@BOTH_PATHS
 def test_each_safetensors_save_can_be_had_back_after_rotation_and_overwriting(
     quick_mount: Mount, client: Client, tmp_path: Path, rng: random.Random
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from asking import let_settle
 from clients.clientproc import Client, ClientError, named, run_script
 from clients.recovery import Save, digest_tree, reported, wait_until_recoverable
+from clients.writepaths import BOTH_PATHS_SMALL
 from kernelmounts import poll
 from mounting import Mount, sized_tmpfs
 
@@ -23,17 +24,21 @@ STORE_BYTES = 4 * SAVE_BYTES + 16 * MIB
 
 
 @pytest.fixture
-def small_mount(mount_factory: Callable[..., Mount], tmp_path: Path) -> Iterator[Mount]:
-    """A mount on a store with room for four checkpoints."""
+def small_mount(
+    request: pytest.FixtureRequest, mount_factory: Callable[..., Mount], tmp_path: Path
+) -> Iterator[Mount]:
+    """A mount on a store with room for four checkpoints. An indirect parameter adds to its configuration."""
+    config = {"settle_s": 0.5, **getattr(request, "param", {})}
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(sized_tmpfs(tmp_path / "disk", STORE_BYTES))
-        mount = mount_factory(store=disk / "store", config={"settle_s": 0.5})
+        mount = mount_factory(store=disk / "store", config=config)
         yield mount
         if mount.is_alive():
             mount.stop()
         mount.clean_up()
 
 
+@BOTH_PATHS_SMALL
 def test_fifty_rotating_saves_fit_a_store_with_room_for_four(small_mount: Mount) -> None:
     saves = save_steps(small_mount, 1, 50)
     assert len(saves) == 50
@@ -46,6 +51,7 @@ def test_fifty_rotating_saves_fit_a_store_with_room_for_four(small_mount: Mount)
     assert small_mount.verified("run")
 
 
+@BOTH_PATHS_SMALL
 def test_a_full_store_refuses_the_writer_keeps_the_last_complete_save_and_recovers(
     small_mount: Mount,
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from asking import let_settle
 from clients.clientproc import Client
 from clients.recovery import Save, assert_all_recoverable, digest_tree, wait_until_recoverable
+from clients.writepaths import BOTH_PATHS
 from mounting import Mount
 
 ELEMENTS = 256 * 1024
@@ -17,6 +18,7 @@ KEEP = 2
 STEPS = 5
 
 
+@BOTH_PATHS
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_each_torch_save_can_be_had_back_after_rotation_and_overwriting(
     quick_mount: Mount, torch_client: Client, tmp_path: Path, rng: random.Random, legacy: bool

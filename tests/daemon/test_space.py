@@ -19,30 +19,40 @@ DISK = Space(total=1000, free=300, available=200, inodes=10, inodes_free=5)
 
 
 class Sweeping(Sweeper):
-    """A sweeper that gains what it is told to."""
+    """A sweeper that gains what it is told to, on a disk that it fills and empties."""
 
     def __init__(self, gain: int) -> None:
         self.gain = gain
         self.asked: list[int] = []
         self.reclaimable_bytes = 100
+        self.disk = DISK
 
     async def make_room(self, free_bytes: int) -> int:
         self.asked.append(free_bytes)
         if self.gain < 0:
             raise NoSpace("full")
+        self.disk = replace(
+            self.disk, free=self.disk.free + self.gain, available=self.disk.available + self.gain
+        )
         return self.gain
 
 
 @pytest.fixture
-def full_disk(filled_store: FilledStore, monkeypatch: pytest.MonkeyPatch) -> FilledStore:
-    """A store on a disk of 1000 bytes, with a version of 60 bytes."""
+def full_disk(filled_store: FilledStore) -> FilledStore:
+    """A store with a version of 60 bytes."""
     filled_store.publish("run", {"x": b"1" * 60})
-    monkeypatch.setattr(filled_store.disk, "space", lambda: DISK)
+    filled_store.index.commit()
     return filled_store
 
 
-def keeper(store: FilledStore, sweeping: Sweeping, config: Config | None = None) -> SpaceKeeper:
-    return SpaceKeeper(store.disk, store.histories, sweeping, config or Config())
+def keeper(
+    store: FilledStore, sweeping: Sweeping, config: Config | None = None, *, saved: int = 60, pins: int = 0
+) -> SpaceKeeper:
+    """A keeper on a disk of 1000 bytes; `saved` is the size of the last save."""
+    store.disk.space = lambda: sweeping.disk  # type: ignore[method-assign]
+    return SpaceKeeper(
+        store.disk, store.index, store.histories, sweeping, config or Config(), lambda: pins, lambda: saved
+    )
 
 
 def test_history_that_may_go_counts_as_free(full_disk: FilledStore) -> None:
@@ -52,29 +62,36 @@ def test_history_that_may_go_counts_as_free(full_disk: FilledStore) -> None:
 def test_twice_the_last_save_or_what_is_configured(full_disk: FilledStore) -> None:
     assert keeper(full_disk, Sweeping(0)).min_free_bytes() == 120
     assert keeper(full_disk, Sweeping(0), Config(min_free="30%")).min_free_bytes() == 300
-    full_disk.publish("run", {"x": b"1" * 500})
-    assert keeper(full_disk, Sweeping(0)).min_free_bytes() == 200
+    assert keeper(full_disk, Sweeping(0), saved=500).min_free_bytes() == 200
 
 
 @pytest.mark.parametrize("gain", [0, -1])
 def test_a_vain_search_is_not_repeated_at_once(full_disk: FilledStore, gain: int) -> None:
     sweeping = Sweeping(gain)
     kept = keeper(full_disk, sweeping)
-    assert not trio.run(kept.make_room, 10)
-    assert not trio.run(kept.make_room, 10)
+    assert not trio.run(kept.make_room, 300)
+    assert not trio.run(kept.make_room, 300)
     assert len(sweeping.asked) == 1
 
 
 def test_room_that_was_made_lets_the_writer_try_again(full_disk: FilledStore) -> None:
     sweeping = Sweeping(50)
     kept = keeper(full_disk, sweeping)
-    assert trio.run(kept.make_room, 10) and trio.run(kept.make_room, 10)
-    assert len(sweeping.asked) == 2 and min(sweeping.asked) >= 10
+    assert trio.run(kept.make_room, 300) and trio.run(kept.make_room, 300)
+    assert len(sweeping.asked) == 2 and min(sweeping.asked) >= 300
+
+
+def test_room_for_a_save_like_the_last_one_is_made_before_a_file_is_opened(full_disk: FilledStore) -> None:
+    sweeping = Sweeping(100)
+    trio.run(keeper(full_disk, sweeping, Config(min_free=10), saved=250).before_writing)
+    assert sweeping.asked == [262]
+    trio.run(keeper(full_disk, idle := Sweeping(100), Config(min_free=10), saved=100).before_writing)
+    assert not idle.asked
 
 
 def test_min_free_is_kept_all_the_time(full_disk: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space, "LOOK_EVERY_S", 0.01)
-    sweeping = Sweeping(50)
+    sweeping = Sweeping(5)
     kept = keeper(full_disk, sweeping, Config(min_free=250))
 
     async def for_a_moment() -> None:

@@ -235,3 +235,32 @@ def test_an_appended_log_is_in_the_version_of_the_save_beside_it(place: Mount) -
         second = place.wait_for_version("run", lambda version: version.number > first.number)
     logs = [(place.history("run") / v.name / "train.log").read_text() for v in (first, second)]
     assert logs == ["step 1\n", "step 1\nstep 2\n"]
+
+
+def test_a_log_that_is_cut_while_it_is_open_is_copied_from_its_start(place: Mount) -> None:
+    run = place.path / "run"
+    run.mkdir()
+    with (run / "train.log").open("ab", buffering=0) as log:
+        log.write(b"before the cut\n" * 50_000)
+        place.publish("run")
+        os.truncate(run / "train.log", 0)
+        for _ in range(60):
+            log.write(b"behind it\n" * 4_000)
+        place.publish("run")
+        live = (run / "train.log").read_bytes()
+    assert (newest(place, "run") / "train.log").read_bytes() == live
+
+
+def test_a_large_run_on_an_empty_disk_costs_no_history(mount_factory: Callable[..., Mount]) -> None:
+    """The size of a run, or of a sparse file, says nothing about the room that the next save needs."""
+    mount = mount_factory(config={"settle_s": SETTLE_S, "min_free": "1MiB"})
+    for unit in ("a", "huge"):
+        (mount.path / unit).mkdir()
+    for number in range(3):
+        (mount.path / "a/file").write_bytes(b"%d" % number * 1000)
+        mount.publish("a")
+    with (mount.path / "huge/sparse").open("wb") as sparse:
+        sparse.truncate(1 << 43)
+    mount.publish("huge")
+    (mount.path / "a/other").write_bytes(b"new")
+    assert len(mount.versions("a")) == 3

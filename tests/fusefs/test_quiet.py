@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptfs.fusefs.quiet import LOG_MAX_S, LOG_SETTLE_S, MAPPED_RETRY_S, Quiet
+from ckptfs.fusefs.quiet import LOG_MAX_S, LOG_SETTLE_S, Quiet
 
 RUN, STEP, FILE, OTHER = 10, 11, 20, 21
 
@@ -105,12 +105,3 @@ def test_a_published_directory_with_an_open_log_waits_for_its_next_growth() -> N
     quiet.published_open(RUN, 2.0)
     assert not quiet.due([RUN], 60.0, nobody).publish
     assert quiet.due([RUN], 2.0 + LOG_MAX_S + 2.0, nobody).publish
-
-
-def test_a_directory_with_a_mapped_file_is_looked_at_again_soon() -> None:
-    quiet = Quiet(2.0, 30.0)
-    quiet.major(RUN, FILE, 0.0)
-    assert quiet.due([RUN], 2.0, nobody).publish
-    quiet.published_without(RUN, 2.0)
-    assert not quiet.due([RUN], 2.1, nobody).publish
-    assert quiet.due([RUN], 2.0 + MAPPED_RETRY_S + 2.0, nobody).publish
