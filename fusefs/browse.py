@@ -17,6 +17,7 @@ Source: ARCHITECTURE.md §4, "Browse".
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse_listing import Listings, Shown, Trees, VersionSource, entry_named
@@ -32,8 +33,10 @@ from ckptfs.fusefs.browse_nodes import (
     VersionsNode,
     virtual_ino,
 )
+from ckptfs.fusefs.browse_rights import mode_behind
 from ckptfs.fusefs.browse_saved import SavedTrees
 from ckptfs.fusefs.browse_tops import LiveTree, LiveUnits, Tops
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.store.errors import NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import CidCodec, RecipeId, TreeId, UnitId, cid_text
@@ -82,9 +85,9 @@ class Browse:
     def timeout_s(self, ino: int) -> float:
         """How long the kernel may keep an answer."""
         node = self._nodes.get(ino)
-        if isinstance(node, SavedNode):
+        if isinstance(node, SavedNode) and not node.is_dir:
             return _SAVED_TIMEOUT_S
-        return _VERSION_TIMEOUT_S if isinstance(node, VersionNode | VersionsNode) else 0.0
+        return _VERSION_TIMEOUT_S if isinstance(node, SavedNode | VersionNode | VersionsNode) else 0.0
 
     # ---- names ------------------------------------------------------------------------------
 
@@ -240,9 +243,8 @@ class Browse:
                 return self._link_attributes(node)
             case SavedNode():
                 siblings = self._saved.read(node.place.tree)
-                return self._saved.attributes(
-                    node.ino, self._entry(node), self._top_tree(node.place), siblings
-                )
+                entry = self._closed_today(node.place, self._entry(node))
+                return self._saved.attributes(node.ino, entry, self._top_tree(node.place), siblings)
             case VersionNode():
                 return self._saved.attributes(node.ino, self._entry(node), self._top_tree(node.place))
         raise AssertionError("a node of an unknown kind")
@@ -347,8 +349,23 @@ class Browse:
         page: list[tuple[Row, Node]] = []
         for cookie, entry in enumerate(entries[after : after + limit], after + 1):
             node = SavedNode(place, entry)
-            page.append(((cookie, entry.name, self._saved.attributes(node.ino, entry, top, entries)), node))
+            shown = self._saved.attributes(node.ino, self._closed_today(place, entry), top, entries)
+            page.append(((cookie, entry.name, shown), node))
         return page
+
+    def _closed_today(self, place: Place, entry: Entry) -> Entry:
+        """A saved directory whose live one was closed since is closed as well."""
+        unit = self._histories.unit(place.unit) if entry.is_dir else None
+        if unit is None or not unit.ino:
+            return entry
+        try:
+            ino = self._live.at_path(self._live.path_of(unit.ino) + b"/" + place.path_of(entry.name))
+            live = None if ino is None else self._live.find(ino)
+        except PosixError:
+            return entry
+        if live is None or not live.is_dir:
+            return entry
+        return replace(entry, mode=mode_behind(entry.mode, entry.gid, [live]))
 
 
 def _of_link(ino: int, target: bytes, entry: Entry, time_ns: int) -> Attributes:

@@ -125,12 +125,13 @@ class VersionNode(Node):
 class SavedNode(Node):
     """Anything inside a version: the entry `name` of the directory `place`."""
 
-    __slots__ = ("name", "place")
+    __slots__ = ("is_dir", "name", "place")
 
     def __init__(self, place: Place, entry: Entry) -> None:
         super().__init__(place.ino_of(entry))
         self.place = place
         self.name = entry.name
+        self.is_dir = entry.is_dir
 
 
 class NodeTable:

@@ -69,13 +69,11 @@ def read_shards(reader: Reader) -> Shards | None:
     if size == 0 or not recognise(reader.pread(0, 64)) or reader.pread(size - 1, 1) != b".":
         return None
     if size <= MAX_WALKED_BYTES:
-        shards = _walked(reader.pread(0, size))
-        if shards is not None:
-            return shards
+        return _walked(reader.pread(0, size))
     return _searched(reader)
 
 
-def _searched(reader: Reader) -> Shards:
+def _searched(reader: Reader) -> Shards | None:
     """Return the shard names alone: too many entries to walk, but their paths are plain bytes."""
     names: set[str] = set()
     for at in range(0, reader.size, _BLOCK_BYTES):
@@ -83,7 +81,7 @@ def _searched(reader: Reader) -> Shards:
         names.update(found.decode() for found in _SHARD_NAME.findall(block))
         if len(names) > MAX_SHARDS:
             break
-    return Shards(MappingProxyType(dict.fromkeys(sorted(names), ())), exact=False)
+    return Shards(MappingProxyType(dict.fromkeys(sorted(names), ())), exact=False) if names else None
 
 
 # Every shard of a checkpoint is described by the same file: remembering the last one keeps a

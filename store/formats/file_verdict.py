@@ -144,11 +144,9 @@ class Judge:
 def _judge_tensors(reader: Reader, path: str) -> TensorVerdict:
     name = split(path)[1]
     layout = parse(reader, name)
-    # A file that is too large for its parser is still what it begins as.
-    known = probe_format(reader.pread(0, 64), name) if layout is None else layout.format
-    if known is None:
-        objection = "is no torch file" if is_torch_name(name) else None
-        return TensorVerdict(None, objection, None, {}, None)
+    if layout is None:
+        return TensorVerdict(None, _why_unjudged(reader, name), None, {}, None)
+    known = layout.format
     root: object = None
     if known == torch_zip.NAME:
         root = torch_zip.read_object(reader)
@@ -160,17 +158,25 @@ def _judge_tensors(reader: Reader, path: str) -> TensorVerdict:
     step = next((numbers[key] for key in _STEP_KEYS if key in numbers), None)
     in_name = step_of_name(name)
     found = Findings({kind}, step if in_name is None else in_name)
-    damage = layout.damage if layout is not None else None
+    damage = layout.damage
     if damage is not None:
         found.lack(path, damage)
     return TensorVerdict(kind, damage, step, numbers, found.checkpoint(path))
+
+
+def _why_unjudged(reader: Reader, name: str) -> str | None:
+    """What to say of a file whose tensors cannot be found; None where there need not be any."""
+    known = probe_format(reader.pread(0, 64), name)
+    if known is not None:
+        return f"begins as a {known} file, and cannot be read as one"
+    return "is no torch file" if is_torch_name(name) else None
 
 
 def _judge_index(reader: Reader, path: str) -> IndexVerdict:
     try:
         top = dict(parse_members(reader.pread(0, MAX_JSON_BYTES + 1)))
     except TooLarge:
-        return IndexVerdict((), None)
+        return IndexVerdict((), "is larger than ckptfs reads")
     except ValueError as error:
         return IndexVerdict((), str(error))
     shards = {shard for _, shard in members(top.get("weight_map")) if isinstance(shard, str)}
@@ -181,7 +187,7 @@ def _judge_trainer_state(reader: Reader, path: str) -> TrainerVerdict:
     try:
         top = dict(parse_members(reader.pread(0, MAX_JSON_BYTES + 1)))
     except TooLarge:
-        return TrainerVerdict(None, None)
+        return TrainerVerdict(None, "is larger than ckptfs reads")
     except ValueError as error:
         return TrainerVerdict(None, str(error))
     step = top.get("global_step")

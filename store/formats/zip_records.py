@@ -103,16 +103,16 @@ def read_records(reader: Reader, archive: Archive) -> list[Record] | None:
     records: list[Record] = []
     try:
         for name, header, length in _entries(directory):
-            offset = _payload(reader, archive.start + header)
+            offset = _payload(reader, archive.start + header, name)
             if offset is None or offset + length > archive.directory:
                 return None
-            records.append(Record(name, offset, length))
+            records.append(Record(name.decode("utf-8", "backslashreplace"), offset, length))
     except (struct.error, ValueError):
         return None
     return records
 
 
-def _entries(directory: bytes) -> Iterator[tuple[str, int, int]]:
+def _entries(directory: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, header offset and length of each stored entry. struct.error, ValueError: broken."""
     at = 0
     while at < len(directory):
@@ -126,8 +126,7 @@ def _entries(directory: bytes) -> Iterator[tuple[str, int, int]]:
             packed, length, header = _zip64(extra, packed, length, header)
         at, name_start = name_end + m + k, at + _ENTRY.size
         if method == _STORED and packed == length and not flags & 1:
-            name = directory[name_start:name_end].decode("utf-8", "backslashreplace")
-            yield name, header, length
+            yield directory[name_start:name_end], header, length
 
 
 def _zip64(extra: bytes, packed: int, length: int, header: int) -> tuple[int, int, int]:
@@ -148,10 +147,13 @@ def _zip64(extra: bytes, packed: int, length: int, header: int) -> tuple[int, in
     return packed, length, header
 
 
-def _payload(reader: Reader, header: int) -> int | None:
-    """Return where the payload behind a local header begins; its extra field differs in length."""
-    raw = read_exactly(reader, header, _LOCAL.size)
-    if raw is None or not raw.startswith(LOCAL_MAGIC):
+def _payload(reader: Reader, header: int, name: bytes) -> int | None:
+    """Return where the payload behind a local header begins; its extra field differs in length.
+
+    None if the header is not that of `name`: then the entry points into another record.
+    """
+    raw = read_exactly(reader, header, _LOCAL.size + len(name))
+    if raw is None or not raw.startswith(LOCAL_MAGIC) or not raw.endswith(name):
         return None
-    *_, n, m = _LOCAL.unpack(raw)
-    return header + _LOCAL.size + int(n) + int(m)
+    *_, n, m = _LOCAL.unpack_from(raw)
+    return header + _LOCAL.size + int(n) + int(m) if n == len(name) else None

@@ -33,21 +33,13 @@ FAMILIES: dict[str, Callable[[], Units]] = {
     "gguf": hostile_files.gguf_units,
     "dcp": hostile_files.dcp_units,
 }
-# What is listed complete although it is not whole; each is a bug that is known.
-LISTED_COMPLETE = {
-    "json": {"trainer-objects"},
-    "zip": {"overlapping", "inflating"},
-    "gguf": {"two-million-strings"},
-    "dcp": {"zeros"},
-}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_damaged_files_are_kept_and_never_called_complete(
     quick_mount: Mount, family: str, figure: Note
 ) -> None:
-    known = LISTED_COMPLETE.get(family, set())
-    damaged = {name: files for name, files in FAMILIES[family]().items() if name not in known}
+    damaged = FAMILIES[family]()
     kept_and_published(quick_mount, damaged, figure)
     complete = {name for name in damaged if os.path.lexists(quick_mount.history(name) / "latest-complete")}
     assert complete == set()
@@ -59,19 +51,6 @@ def test_damaged_files_are_kept_and_never_called_complete(
             name,
             version,
         )
-
-
-@pytest.mark.xfail(strict=True, reason="what is too large or too odd to be judged counts as whole")
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [(family, name) for family, names in LISTED_COMPLETE.items() for name in sorted(names)],
-)
-def test_what_cannot_be_judged_is_not_complete(quick_mount: Mount, family: str, name: str) -> None:
-    files = FAMILIES[family]()[name]
-    write(quick_mount, {name: files})
-    if not poll(lambda: in_history(quick_mount, name, files), PUBLISHED_S):
-        return  # passes, which fails: the reason for the mark is another one
-    assert not os.path.lexists(quick_mount.history(name) / "latest-complete")
 
 
 def test_large_pickles_cost_no_more_than_their_bytes(quick_mount: Mount, figure: Note) -> None:
