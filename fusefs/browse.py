@@ -33,7 +33,7 @@ from ckptfs.fusefs.browse_nodes import (
     VersionsNode,
     virtual_ino,
 )
-from ckptfs.fusefs.browse_rights import mode_behind
+from ckptfs.fusefs.browse_rights import mode_today
 from ckptfs.fusefs.browse_saved import SavedTrees
 from ckptfs.fusefs.browse_tops import LiveTree, LiveUnits, Tops
 from ckptfs.fusefs.errnos import PosixError
@@ -365,7 +365,7 @@ class Browse:
             return entry
         if live is None or not live.is_dir:
             return entry
-        return replace(entry, mode=mode_behind(entry.mode, entry.gid, [live]))
+        return replace(entry, mode=mode_today(entry.mode, entry.gid, live))
 
 
 def _of_link(ino: int, target: bytes, entry: Entry, time_ns: int) -> Attributes:

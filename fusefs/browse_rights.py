@@ -35,3 +35,11 @@ def mode_behind(mode: int, gid: int, between: Iterable[Guard]) -> int:
         if guard.gid != gid or guard.mode & 0o110 != 0o110:
             mode &= ~stat.S_IRWXG
     return mode
+
+
+def mode_today(mode: int, gid: int, live: Guard) -> int:
+    """The mode of a saved directory of group `gid` that is still there as `live`: group and others
+    have no more rights than both give them. The owner keeps what is the owner's."""
+    others = live.mode & stat.S_IRWXO
+    group = live.mode & stat.S_IRWXG if live.gid == gid else others << 3
+    return mode & ~(stat.S_IRWXG | stat.S_IRWXO) | mode & (group | others)

@@ -36,20 +36,23 @@ def empty(shard: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, empty, Path.unlink], ids=["truncated", "empty", "absent"])
 def test_a_dcp_step_with_a_damaged_shard_is_partial_and_names_the_shard(
-    quick_mount: Mount, dcp_run: Path, damage: Callable[[Path], None]
+    quick_mount: Mount, dcp_run: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     run = quick_mount.path / "run"
-    good = copy_step(dcp_run, run, GOOD)
+    good = save_step(dcp_run, run, GOOD)
     name = wait_until_recoverable(quick_mount, "run", good)
     complete = quick_mount.wait_for_version("run", lambda version: version.name == name)
     assert (complete.state, complete.step) == ("complete", GOOD), complete
 
-    shard = sorted(path.name for path in (dcp_run / f"step-{BAD}").glob("*.distcp"))[-1]
-    bad = copy_step(dcp_run, run, BAD, damage=lambda folder: damage(folder / shard))
+    source = tmp_path / "damaged"
+    shutil.copytree(dcp_run, source)
+    shard = sorted((source / f"step-{BAD}").glob("*.distcp"))[-1]
+    damage(shard)
+    bad = save_step(source, run, BAD)
     name = wait_until_recoverable(quick_mount, "run", bad)
     partial = quick_mount.wait_for_version("run", lambda version: version.name == name)
     assert partial.state == "partial", partial
-    assert shard in partial.missing, partial
+    assert shard.name in partial.missing, partial
     assert_latest_complete_is(quick_mount, complete, good)
 
 
@@ -75,31 +78,35 @@ def test_a_trainer_killed_in_the_middle_of_a_save_leaves_a_partial_version(
 def test_a_checkpoint_is_never_listed_complete_before_its_metadata(quick_mount: Mount, dcp_run: Path) -> None:
     """All shards are there and settled, .metadata is not: whatever is listed then is not complete."""
     run = quick_mount.path / "run"
-    without = copy_step(dcp_run, run, GOOD, damage=lambda folder: (folder / ".metadata").unlink())
-    name = wait_until_recoverable(quick_mount, "run", without)
+    shards = save_shards(dcp_run, run, GOOD)
+    name = wait_until_recoverable(quick_mount, "run", shards)
     assert all(version.state != "complete" for version in quick_mount.versions("run"))
     assert not os.path.lexists(run / ".versions" / "latest-complete")
 
-    shutil.copy(dcp_run / f"step-{GOOD}" / ".metadata", run / f"step-{GOOD}" / ".metadata.tmp")
-    os.rename(run / f"step-{GOOD}" / ".metadata.tmp", run / f"step-{GOOD}" / ".metadata")
-    whole = Save.of(dcp_run, f"step-{GOOD}")
+    whole = commit_metadata(dcp_run, run, GOOD)
     later = wait_until_recoverable(quick_mount, "run", whole)
     version = quick_mount.wait_for_version("run", lambda version: version.name == later)
     assert version.state == "complete", version
     assert later > name
 
 
-def copy_step(
-    source: Path, run: Path, step: int, damage: Callable[[Path], object] = lambda folder: None
-) -> Save:
-    """Bring a step onto the mount as a careful job does: below a temporary name, then one rename."""
+def save_step(source: Path, run: Path, step: int) -> Save:
+    """Write a step as DCP does: the shards, then .metadata, whose rename commits it."""
+    save_shards(source, run, step)
+    return commit_metadata(source, run, step)
+
+
+def save_shards(source: Path, run: Path, step: int) -> Save:
     name = f"step-{step}"
-    run.mkdir(exist_ok=True)
-    staged = run / f"{name}.tmp"
-    shutil.copytree(source / name, staged)
-    damage(staged)
-    staged.rename(run / name)
+    shutil.copytree(source / name, run / name, ignore=shutil.ignore_patterns(".metadata"))
     return Save.of(run, name)
+
+
+def commit_metadata(source: Path, run: Path, step: int) -> Save:
+    folder = run / f"step-{step}"
+    shutil.copy(source / folder.name / ".metadata", folder / ".metadata.tmp")
+    os.rename(folder / ".metadata.tmp", folder / ".metadata")
+    return Save.of(run, folder.name)
 
 
 def assert_latest_complete_is(mount: Mount, version: Version, save: Save) -> None:

@@ -19,7 +19,7 @@ import pytest
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
-from ckptfs.fusefs.browse_rights import mode_behind
+from ckptfs.fusefs.browse_rights import mode_behind, mode_today
 from ckptfs.fusefs.errnos import PosixError
 from ckptfs.store.errors import Corrupt, NotFound
 from ckptfs.store.history import GENESIS, State, VersionRecord
@@ -642,3 +642,21 @@ def test_paths_for_the_log(world: World) -> None:
         (11, name + b"/model.pt", b"/run1/.versions/" + name + b"/sub/model.pt"),
     ):
         assert world.browse.path_of(world.at(live, path).ino) == expected
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "live_gid", "shown"),
+    [
+        (0o755, 0o755, 5, 0o755),
+        (0o705, 0o705, 5, 0o705),
+        (0o755, 0o700, 5, 0o700),
+        (0o700, 0o777, 5, 0o700),
+        (0o775, 0o750, 5, 0o750),
+        (0o775, 0o770, 6, 0o700),
+        (0o775, 0o775, 6, 0o755),
+    ],
+)
+def test_a_saved_directory_gives_no_more_than_it_gives_today(
+    saved: int, live: int, live_gid: int, shown: int
+) -> None:
+    assert mode_today(DIR | saved, 5, Inode(DIR | live, 1, live_gid, (), 0, 0, 0)) == DIR | shown
