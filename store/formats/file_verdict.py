@@ -14,7 +14,7 @@ from ckptfs.store.formats import dcp_metadata, torch_legacy, torch_zip
 from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, TooLarge, members, parse_members
 from ckptfs.store.formats.layout import Reader
 from ckptfs.store.formats.recognise import parse, probe_format
-from ckptfs.store.formats.save_names import is_torch_name, split, step_of_name
+from ckptfs.store.formats.save_names import is_model_name, is_torch_name, split, step_of_name
 from ckptfs.store.formats.save_values import Checkpoint, Findings
 from ckptfs.store.formats.torch_objects import top_level_numbers
 
@@ -169,7 +169,9 @@ def _why_unjudged(reader: Reader, name: str) -> str | None:
     known = probe_format(reader.pread(0, 64), name)
     if known is not None:
         return f"begins as a {known} file, and cannot be read as one"
-    return "is no torch file" if is_torch_name(name) else None
+    if is_torch_name(name):
+        return "is no torch file"
+    return "is of no known format" if is_model_name(name) else None
 
 
 def _judge_index(reader: Reader, path: str) -> IndexVerdict:

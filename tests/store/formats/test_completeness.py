@@ -455,3 +455,8 @@ def test_ten_thousand_files_with_one_changed_are_quick() -> None:
         assert found.state == "complete"
     # 25 ms where this was written; the bound leaves room for a busy machine.
     assert min(took) < 0.2, took
+
+
+def test_a_name_alone_makes_no_whole_model() -> None:
+    found = judge({"model.bin": bytes(range(256)) * 40})
+    assert found.state == "partial" and "no known format" in found.missing[0]
