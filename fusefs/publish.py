@@ -131,7 +131,10 @@ class Publisher:
         grown = await self._store_files(due, asked_s, held)
         if not self._is_linked(top):
             return None
+        planned = due.quiet
         due = self._still_due(top, due, asked_s, grown, at_once=request.origin != "settled")
+        for directory in planned - due.quiet:
+            self._quiet.postpone(directory, time.monotonic())
         with self._namespace.index.removals.hold():
             builder = TreeBuilder(
                 self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown

@@ -75,6 +75,11 @@ class Quiet:
         their next growth, or their close."""
         self._dirs[directory] = _Activity(look_at=now + LOG_MAX_S)
 
+    def postpone(self, directory: int, now: float) -> None:
+        """The directory could not be taken as it is after all: not before another `settle_s`."""
+        activity = self._dirs.setdefault(directory, _Activity(look_at=now))
+        activity.last_major = max(activity.last_major, now)
+
     def published_settled(self, directory: int, now: float) -> None:
         """The settled files of a busy directory were published; the rest goes on waiting. What could
         not be stored is looked at again."""

@@ -105,3 +105,18 @@ def test_a_published_directory_with_an_open_log_waits_for_its_next_growth() -> N
     quiet.published_open(RUN, 2.0)
     assert not quiet.due([RUN], 60.0, nobody).publish
     assert quiet.due([RUN], 2.0 + LOG_MAX_S + 2.0, nobody).publish
+
+
+def test_what_could_not_be_taken_waits_and_goes_file_by_file_in_the_end() -> None:
+    quiet = Quiet(2.0, 30.0)
+    quiet.major(RUN, FILE, 0.0)
+    tries = []
+    for tenth in range(20, 400):
+        now = tenth / 10
+        due = quiet.due([RUN], now, nobody)
+        if due.quiet and due.publish:
+            tries.append(now)
+            quiet.postpone(RUN, now)
+        elif due.settled_only:
+            break
+    assert len(tries) <= 15 and 30 <= now <= 33
