@@ -83,7 +83,10 @@ class SpaceKeeper:
         Where the kernel writes by itself (passthrough) nobody is asked when the disk gets full.
         """
         if time.monotonic() >= self._wanted_until:
-            self._wanted_bytes = max(self.min_free_bytes(), int(_NEXT_SAVE * self._last_save_bytes()))
+            # The save itself, and what index, journal and trees need beside it.
+            saved = self._last_save_bytes()
+            beside = min(_MARGIN_BYTES, self._disk.space().total // 16) if saved else 0
+            self._wanted_bytes = max(self.min_free_bytes(), int(_NEXT_SAVE * saved) + beside)
             self._wanted_until = time.monotonic() + _WANTED_FOR_S
         if self._disk.space().available < self._wanted_bytes:
             await self._free(self._wanted_bytes)

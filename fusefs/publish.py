@@ -34,6 +34,8 @@ from ckptfs.store.ingest import Ingest
 from ckptfs.store.segments import Segments
 
 log = logging.getLogger(__name__)
+_PATIENCE_S = 2.0
+_LEASE_POLL_S = 0.02
 
 
 class Publisher:
@@ -128,7 +130,8 @@ class Publisher:
     async def _publish_live(
         self, top: int, due: Due, request: Request, asked_s: float, held: set[ChunkId]
     ) -> VersionRecord | None:
-        grown = await self._store_files(due, asked_s, held)
+        patience_s = 0.0 if request.origin == "settled" else _PATIENCE_S
+        grown = await self._store_files(due, asked_s, held, patience_s)
         if not self._is_linked(top):
             return None
         planned = due.quiet
@@ -181,8 +184,14 @@ class Publisher:
 
     # -- the steps -------------------------------------------------------------------------
 
-    async def _store_files(self, due: Due, now: float, held: set[ChunkId]) -> dict[int, Stored]:
-        """Store what waits in the directories that are taken; logs that are open are copied."""
+    async def _store_files(
+        self, due: Due, now: float, held: set[ChunkId], patience_s: float = 0.0
+    ) -> dict[int, Stored]:
+        """Store what waits in the directories that are taken; logs that are open are copied.
+
+        With passthrough the kernel lets go of a file a moment after it told us of the close: who
+        asks for a version at once has his files waited for, up to `patience_s`.
+        """
         waiting: dict[int, Waiting] = {}
         growing: list[tuple[int, bytes]] = []
         for directory in due.quiet | due.settled_only:
@@ -199,6 +208,12 @@ class Publisher:
                     size = self._namespace.attributes_of(ino, inode).size
                     waiting[ino] = Waiting(ino, name, inode, size)
         await self._storing.store(list(waiting.values()))
+        until = time.monotonic() + patience_s
+        while (
+            left := [w for w in waiting.values() if self._files.is_held(w.ino)]
+        ) and time.monotonic() < until:
+            await trio.sleep(_LEASE_POLL_S)
+            await self._storing.store(left)
         grown = {}
         for ino, name in growing:
             stored = await self._grow(ino, name, held)

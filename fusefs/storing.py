@@ -244,6 +244,7 @@ class Storing:
             ctime_ns=shown.ctime_ns,
         )
         self._files.switch_to_stored(ino)
+        self._files.note_stored(ino)
         self._files.preimages.closed_at.pop(ino, None)
         self._grown.pop(ino, None)
 

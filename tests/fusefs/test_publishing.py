@@ -273,3 +273,14 @@ def test_a_large_run_on_an_empty_disk_costs_no_history(mount_factory: Callable[.
     mount.publish("huge")
     (mount.path / "a/other").write_bytes(b"new")
     assert len(mount.versions("a")) == 3
+
+
+def test_a_snapshot_has_what_was_closed_just_before_it(place: Mount) -> None:
+    """The kernel lets go of a file a moment after its close, and the snapshot waits for that."""
+    run = place.path / "run"
+    run.mkdir()
+    for number in range(40):
+        content = b"%d" % number * 50_000
+        (run / "save").write_bytes(content)
+        (run / f".versions/snapshot{number}").mkdir()
+        assert (run / f".versions/snapshot{number}/save").read_bytes()[:20] == content[:20]
