@@ -129,10 +129,6 @@ class Files:
         """The file is closed, and its lease was refused: somebody goes on writing through a mapping."""
         self._mapped.add(ino)
 
-    def is_held(self, ino: int) -> bool:
-        """Whether the file is closed, and its lease was refused all the same."""
-        return ino in self._mapped
-
     def note_stored(self, ino: int) -> None:
         """Its bytes are in the store now."""
         self._mapped.discard(ino)

@@ -209,9 +209,7 @@ class Publisher:
                     waiting[ino] = Waiting(ino, name, inode, size)
         await self._storing.store(list(waiting.values()))
         until = time.monotonic() + patience_s
-        while (
-            left := [w for w in waiting.values() if self._files.is_held(w.ino)]
-        ) and time.monotonic() < until:
+        while time.monotonic() < until and (left := self._left(waiting)):
             await trio.sleep(_LEASE_POLL_S)
             await self._storing.store(left)
         grown = {}
@@ -220,6 +218,16 @@ class Publisher:
             if stored is not None:
                 grown[ino] = stored
         return grown
+
+    def _left(self, waiting: dict[int, Waiting]) -> list[Waiting]:
+        """Those that are closed and still not stored, as they are now."""
+        left = []
+        for ino, one in waiting.items():
+            inode = self._namespace.find(ino)
+            if inode is not None and inode.content.staging and not self._files.is_busy(ino):
+                size = self._namespace.attributes_of(ino, inode).size
+                left.append(Waiting(ino, one.name, inode, size))
+        return left
 
     async def _grow(self, ino: int, name: bytes, held: set[ChunkId]) -> Stored | None:
         open_file = self._files.open_files.get(ino)

@@ -223,7 +223,10 @@ class Storing:
 
     def _is_same(self, one: Waiting) -> bool:
         live = self._namespace.find(one.ino)
-        if live is None or live.content != one.inode.content or self._files.is_busy(one.ino):
+        if live is None or self._files.is_busy(one.ino):
+            return False
+        now, then = live.content, one.inode.content  # an fsync meanwhile changes no byte
+        if (now.staging, now.base, now.base_limit) != (then.staging, then.base, then.base_limit):
             return False
         # Pinned meanwhile: the pin is stored first, and the live inode with it.
         return live.content.staging not in self._drafts.pinned_staging

@@ -11,6 +11,7 @@ import trio
 from small_store import SmallStore
 
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
+from ckptfs.fusefs.storing import Waiting
 from ckptfs.store.disk import Space
 from ckptfs.store.histories import Histories
 from ckptfs.store.inode import ROOT_INO
@@ -52,5 +53,19 @@ def test_an_open_log_is_synced_after_a_while_and_only_once(tmp_path: Path) -> No
         assert await face.flusher.flush(time.time_ns() + 1) == 1
         assert face.namespace.inode(ino).content.synced
         assert await face.flusher.flush(time.time_ns() + 1) == 0
+
+    trio.run(scenario)
+
+
+def test_a_sync_while_a_file_is_being_stored_does_not_keep_it_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        face = face_on(SmallStore(tmp_path))
+        ino = face.mutations.create(ROOT_INO, b"save", 0o100644, 0, 0)
+        await face.files.write(ino, 0, b"saved" * 100_000)
+        face.files.release(ino, write=True)
+        waiting = Waiting(ino, b"save", face.namespace.inode(ino), 500_000)
+        assert await face.flusher.flush(time.time_ns() + 1) == 1
+        await face.storing.store([waiting])
+        assert face.namespace.inode(ino).content.staging == 0
 
     trio.run(scenario)
