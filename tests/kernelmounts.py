@@ -73,10 +73,15 @@ def remove(path: Path) -> None:
 
 
 def start_watchdog(path: Path, limit_s: float) -> subprocess.Popen[bytes]:
-    """A process (group) that aborts this mount's connection after `limit_s`, however stuck all others are."""
+    """A process (group) that aborts this mount's connection after `limit_s`, however stuck all others are.
+
+    It looks at the table of mounts again before it does: a watchdog that outlives its test must not abort
+    another mount that got the same number.
+    """
     entry = find(path)
     assert entry is not None and entry.file_system.startswith("fuse"), f"{path} is not mounted: {entry}"
-    command = ["sh", "-c", f"sleep {limit_s}; echo 1 > {abort_file(entry)}"]
+    still_there = f'grep -qF " 0:{entry.minor} / {path} " /proc/self/mountinfo'
+    command = ["sh", "-c", f"sleep {limit_s}; {still_there} && echo 1 > {abort_file(entry)}"]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
