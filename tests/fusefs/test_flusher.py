@@ -45,7 +45,7 @@ def face_on(store: SmallStore) -> Face:
 
 def test_an_open_log_is_synced_after_a_while_and_only_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        face = face_on(SmallStore(tmp_path))
+        face = face_on(store)
         ino = face.mutations.create(ROOT_INO, b"train.log", 0o100644, 0, 0)
         await face.files.write(ino, 0, b"step 1\n")
         assert not face.namespace.inode(ino).content.synced
@@ -54,12 +54,17 @@ def test_an_open_log_is_synced_after_a_while_and_only_once(tmp_path: Path) -> No
         assert face.namespace.inode(ino).content.synced
         assert await face.flusher.flush(time.time_ns() + 1) == 0
 
-    trio.run(scenario)
+    # LMDB must be closed before Python collects what is left of it: it would crash the process.
+    store = SmallStore(tmp_path)
+    try:
+        trio.run(scenario)
+    finally:
+        store.close()
 
 
 def test_a_sync_while_a_file_is_being_stored_does_not_keep_it_out(tmp_path: Path) -> None:
     async def scenario() -> None:
-        face = face_on(SmallStore(tmp_path))
+        face = face_on(store)
         ino = face.mutations.create(ROOT_INO, b"save", 0o100644, 0, 0)
         await face.files.write(ino, 0, b"saved" * 100_000)
         face.files.release(ino, write=True)
@@ -68,4 +73,9 @@ def test_a_sync_while_a_file_is_being_stored_does_not_keep_it_out(tmp_path: Path
         await face.storing.store([waiting])
         assert face.namespace.inode(ino).content.staging == 0
 
-    trio.run(scenario)
+    # LMDB must be closed before Python collects what is left of it: it would crash the process.
+    store = SmallStore(tmp_path)
+    try:
+        trio.run(scenario)
+    finally:
+        store.close()
