@@ -32,6 +32,8 @@ _FLAGS = (
     os.O_RDWR | os.O_TRUNC,
     os.O_RDONLY | os.O_NOFOLLOW,
 )
+# None climbs out of the two roots: what lies beside them is on one file system on the plain side, on two here.
+_TARGETS = ("f", "a/../g", "a/b", "nowhere")
 _XATTRS = ("user.one", "user.two", "trusted.three")
 
 
@@ -266,7 +268,7 @@ STEPS: dict[str, tuple[float, Step]] = {
     "rename new": (2, lambda w: w.both("rename", w.path(), w.path(), 1)),
     "exchange": (3, lambda w: w.both("rename", w.path(), w.path(), 2)),
     "link": (4, lambda w: w.both("link", w.path(), w.path())),
-    "symlink": (3, lambda w: w.both("symlink", w._rng.choice(("f", "../g", "a/b", "nowhere")), w.path())),
+    "symlink": (3, lambda w: w.both("symlink", w._rng.choice(_TARGETS), w.path())),
     "readlink": (1, lambda w: w.both("readlink", w.path())),
     "mknod": (1, lambda w: w.both("mknod", w.path(), w._rng.choice((0o010600, 0o140600, 0o100644)))),
     "list": (2, lambda w: w.both("listing", w.path(_DIRECTORIES))),
