@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ckptfs.store.formats import Reader
 from ckptfs.store.formats.completeness import assess
 from ckptfs.store.history import State
-from ckptfs.store.ids import RecipeId, TreeId, UnitId
+from ckptfs.store.ids import RecipeId, TreeId
 from ckptfs.store.lru import Lru
 from ckptfs.store.merkle import version_root
 from ckptfs.store.segments import Segments
@@ -65,22 +65,19 @@ class VersionFacts:
         self._segments = segments
         self.last_save_bytes = 0
         self._verdicts: MutableMapping[tuple[str, Hashable], object] = {}
-        self._before: dict[UnitId, dict[bytes, RecipeId]] = {}
         self._flat: Lru[TreeId, tuple[tuple[bytes, Entry], ...]] = Lru(_REMEMBERED_FILES)
 
-    def of(self, unit: UnitId, tree: TreeId, tree_before: TreeId | None) -> Facts:
+    def of(self, tree: TreeId, tree_before: TreeId | None) -> Facts:
         """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
         be read."""
         files = self._files(tree)
-        now = {path: entry.recipe for path, entry in files if entry.recipe is not None}
-        before = self._before.get(unit)
-        if before is None and tree_before is not None:
-            before = {path: e.recipe for path, e in self._files(tree_before) if e.recipe is not None}
+        before = {} if tree_before is None else {path: e.recipe for path, e in self._files(tree_before)}
         changed = (
-            None if before is None else frozenset(_text(p) for p, r in now.items() if before.get(p) != r)
+            None
+            if tree_before is None
+            else frozenset(_text(path) for path, entry in files if before.get(path) != entry.recipe)
         )
-        self._note_save(files, set((before or {}).values()))
-        self._before[unit] = now
+        self._note_save(files, set(before.values()))
         found = assess(self._views(files), changed, self._verdicts)
         if len(self._verdicts) > _REMEMBERED_FILES:
             self._verdicts.clear()
@@ -95,7 +92,7 @@ class VersionFacts:
             missing=tuple(_printable(sentence) for sentence in found.missing),
         )
 
-    def _note_save(self, files: tuple[tuple[bytes, Entry], ...], known: set[RecipeId]) -> None:
+    def _note_save(self, files: tuple[tuple[bytes, Entry], ...], known: set[RecipeId | None]) -> None:
         added = {entry.recipe: entry.size - entry.holes for _, entry in files if entry.recipe not in known}
         if saved := sum(added.values()):
             self.last_save_bytes = saved

@@ -103,7 +103,7 @@ class Recorder:
         """List a version, whatever the newest one shows. Durable when: this returned."""
         assert top.tree is not None
         before = self._histories.newest(unit.unit)
-        found = self._facts.of(unit.unit, top.tree, before.top.tree if before is not None else None)
+        found = self._facts.of(top.tree, before.top.tree if before is not None else None)
         now_ns = self._clock()
         record = VersionRecord(
             unit=unit.unit,

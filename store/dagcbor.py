@@ -13,6 +13,7 @@ Source: the IPLD DAG-CBOR specification. The independent `dag-cbor` package is t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from types import NoneType
 from typing import TypeAlias, cast
 
@@ -53,22 +54,59 @@ def encode_node(node: Node) -> bytes:
 
 def decode_node(encoded: bytes) -> Node:
     """The item in `encoded`; Corrupt unless these are its canonical bytes and nothing else."""
-    try:
-        raw = cbor2.loads(
-            encoded,
-            semantic_decoders=_ONLY_CIDS,
-            max_depth=_MAX_DEPTH,
-            allow_indefinite=False,
-            allow_duplicate_keys=False,
-            strict_hashable_types=True,
-        )
-        _check(raw, 0)
-    except (cbor2.CBORError, ValueError, TypeError, RecursionError, OverflowError, MemoryError) as e:
-        raise Corrupt(f"not DAG-CBOR: {e}") from None
-    node = cast(Node, raw)
-    if _encode(node) != encoded:
+    [(node, stop)] = decode_run(encoded, 0, 1)
+    if stop != len(encoded):
         raise Corrupt("not canonical DAG-CBOR")
     return node
+
+
+def decode_run(encoded: bytes, start: int, count: int) -> Iterator[tuple[Node, int]]:
+    """`count` items that lie one behind the other from byte `start`, each with the byte behind it.
+
+    One item is in memory at a time. Corrupt at the first that is cut or not canonical.
+    """
+    stream = BytesIO(encoded)
+    stream.seek(start)
+    decoder = cbor2.CBORDecoder(
+        stream,
+        semantic_decoders=_ONLY_CIDS,
+        max_depth=_MAX_DEPTH,
+        allow_indefinite=False,
+        allow_duplicate_keys=False,
+        strict_hashable_types=True,
+    )
+    for _ in range(count):
+        try:
+            raw = decoder.decode()
+            _check(raw, 0)
+        except (cbor2.CBORError, ValueError, TypeError, RecursionError, OverflowError, MemoryError) as e:
+            raise Corrupt(f"not DAG-CBOR: {e}") from None
+        node = cast(Node, raw)
+        again = _encode(node)
+        stop = start + len(again)
+        if encoded[start:stop] != again:
+            raise Corrupt("not canonical DAG-CBOR")
+        yield node, stop
+        start = stop
+
+
+def encode_array_head(count: int) -> bytes:
+    """What stands before the `count` items of an array."""
+    if count < 24:
+        return bytes((0x80 | count,))
+    log = next(log for log in range(4) if count < 1 << (8 << log))
+    return bytes((0x80 | 24 + log,)) + count.to_bytes(1 << log, "big")
+
+
+def decode_array_head(encoded: bytes, at: int) -> tuple[int, int]:
+    """(items, byte behind the head) of the array that begins at byte `at`; Corrupt if none does."""
+    first = encoded[at] if at < len(encoded) else 0
+    extra = 0 if first & 0x1F < 24 else 1 << min((first & 0x1F) - 24, 4)
+    stop = at + 1 + extra
+    count = int.from_bytes(encoded[at + 1 : stop], "big") if extra else first & 0x1F
+    if extra > 8 or encoded[at:stop] != encode_array_head(count):
+        raise Corrupt("not the head of an array")
+    return count, stop
 
 
 def _encode(node: Node) -> bytes:

@@ -27,7 +27,7 @@ from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId, RecipeId, TreeId
 from ckptfs.store.inode import Content, decode_inode
 from ckptfs.store.pins import decode_pin
-from ckptfs.store.tree import Entry
+from ckptfs.store.tree import iter_tree
 
 KEPT = 0
 UNREACHED = (1 << 32) - 1
@@ -35,6 +35,7 @@ UNREACHED = (1 << 32) - 1
 Digests: TypeAlias = npt.NDArray[np.uint64]
 Stages: TypeAlias = npt.NDArray[np.uint32]
 
+_FEW_MARKS = 256
 _SETTLE_AT = 1 << 20
 _RECIPE_HEADER_BYTES = 24
 _RECIPE_ROW_BYTES = 40
@@ -79,9 +80,9 @@ def references_of_published(encoded: bytes) -> Iterator[Reference]:
     yield Reference(Kind.TREE, ChunkId(encoded[:DIGEST_BYTES]))
 
 
-def references_of_entries(entries: Iterable[Entry]) -> Iterator[Reference]:
-    """What a tree names."""
-    for entry in entries:
+def references_of_tree(encoded: bytes) -> Iterator[Reference]:
+    """What a tree names; Corrupt if it is none."""
+    for entry in iter_tree(encoded):
         if entry.tree is not None:
             yield Reference(Kind.TREE, entry.tree)
         if entry.recipe is not None:
@@ -154,6 +155,11 @@ class Marks:
 
     def add(self, marks: Digests, stage: int) -> None:
         """Mark chunks as reached at `stage`."""
+        if len(marks) < _FEW_MARKS:
+            # An array object weighs as much as dozens of marks, and most files have few chunks.
+            self._one_marks.frombytes(marks.tobytes())
+            self._one_stages.extend([stage] * len(marks))
+            return
         self._new.append((marks, stage))
         self._new_count += len(marks)
 
@@ -224,10 +230,6 @@ class Marker:
                 self.marks.add_one(reference.chunk, stage)
                 return reference, stage
         return None
-
-    def take_tree(self, entries: Iterable[Entry], stage: int) -> None:
-        """What stood in a tree that `next` gave out."""
-        self.reach(references_of_entries(entries), stage)
 
     def take_recipe(self, encoded: bytes, stage: int) -> None:
         """The bytes of a recipe that `next` gave out."""

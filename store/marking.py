@@ -12,6 +12,7 @@ collection: an exercise in cooperation", CACM 21(11), 1978: this is its write ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from time import perf_counter
 
 import trio
@@ -29,6 +30,7 @@ from ckptfs.store.gc import (
     references_of_inode,
     references_of_pin,
     references_of_published,
+    references_of_tree,
     references_of_version,
 )
 from ckptfs.store.history_mirror import version_of
@@ -37,11 +39,11 @@ from ckptfs.store.index import Index, Table
 from ckptfs.store.journal import Op
 from ckptfs.store.segment_format import decode_location
 from ckptfs.store.segments import Segments
-from ckptfs.store.tree import decode_tree
 
 _SLICE_S = 0.002
 _SLICE_ROWS = 256
 _LARGE_TREE_BYTES = 32 << 10
+_LARGE_TREE_PART = 1024
 
 
 def _references_of_version_row(encoded: bytes) -> Iterator[Reference]:
@@ -83,6 +85,7 @@ class Marking:
         self._index, self._segments, self._stages = index, segments, stages
         self._marker = Marker()
         self._fresh: list[ChunkId] = []
+        self._large: list[tuple[Iterator[Reference], int]] = []
         self._pace = _Pace()
 
     def watch(self, operations: list[Op]) -> None:
@@ -125,8 +128,13 @@ class Marking:
     async def finish(self) -> None:
         """Walk on from what was added since. When this returns, and until the caller awaits,
         every record of the index is accounted for."""
-        while (found := self._marker.next()) is not None:
-            await self._visit(*found)
+        while True:
+            if (found := self._marker.next()) is not None:
+                await self._visit(*found)
+            elif self._large:
+                await self._walk_on()
+            else:
+                break
             await self._pace.rest()
             if self._marker.marks.is_settling_due:
                 await trio.to_thread.run_sync(self._marker.marks.settle)
@@ -174,13 +182,22 @@ class Marking:
         if reference.kind is Kind.RECIPE:
             self._marker.take_recipe(encoded, stage)
         elif len(encoded) < _LARGE_TREE_BYTES:
-            self._marker.take_tree(decode_tree(encoded), stage)
+            self._marker.reach(references_of_tree(encoded), stage)
         else:
-            self._marker.take_tree(await trio.to_thread.run_sync(decode_tree, encoded), stage)
+            self._large.append((references_of_tree(encoded), stage))
+
+    async def _walk_on(self) -> None:
+        """The next part of the large tree that was met last: what waits to be read stays little."""
+        references, stage = self._large[-1]
+        part = await trio.to_thread.run_sync(lambda: list(islice(references, _LARGE_TREE_PART)))
+        if part:
+            self._marker.reach(part, stage)
+        else:
+            self._large.pop()
 
     def _read(self, reference: Reference) -> bytes:
         try:
-            return self._segments.read(reference.chunk)
+            return self._segments.read_once(reference.chunk)
         except Corrupt as e:
             what = f"nothing is collected while a {reference.kind.value} cannot be read: {e}"
             raise Corrupt(what, expected=e.expected, got=e.got) from e

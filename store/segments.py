@@ -76,6 +76,14 @@ class Segments:
             return self._files.pread(location.segment, location.in_idx, stop - start, at)
         return self._verify(chunk, location)[start:stop]
 
+    def read_once(self, chunk: ChunkId) -> bytes:
+        """All of a chunk, verified but not noted as such: a walk over the whole store does not grow
+        the daemon by what it has seen."""
+        location = self._located(chunk)
+        if location in self.verified and location.codec == 0:
+            return self._files.pread(location.segment, location.in_idx, location.length, location.offset)
+        return self._read_verified(chunk, location)
+
     def read_recipe(self, identity: RecipeId) -> Recipe:
         """A file's recipe; Corrupt if its chunk is damaged or not a recipe."""
         recipe = self._recipes.get(identity)
@@ -168,13 +176,16 @@ class Segments:
         return decode_location(encoded)
 
     def _verify(self, chunk: ChunkId, location: Location) -> bytes:
+        payload = self._read_verified(chunk, location)
+        self.note_good(location)
+        return payload
+
+    def _read_verified(self, chunk: ChunkId, location: Location) -> bytes:
         try:
-            payload = self._files.read_verified(chunk, location)
+            return self._files.read_verified(chunk, location)
         except Corrupt as e:
             self.note_bad(Bad(chunk, location, None if e.got is None else ChunkId(e.got)))
             raise
-        self.note_good(location)
-        return payload
 
 
 class FileReader:

@@ -10,16 +10,19 @@ Source: FORMAT.md, "Trees".
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
-from ckptfs.store.dagcbor import Link, Node, decode_node, encode_node
+from ckptfs.store.dagcbor import Link, Node, decode_array_head, decode_run, encode_array_head, encode_node
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import CidCodec, RecipeId, TreeId
 
 _VERSION = 1
+# What stands before and behind the array of entries: the map of two keys, in canonical order.
+_HEAD = b"\xa2\x67entries"
+_TAIL = b"\x67version" + bytes((_VERSION,))
 FileKey = tuple[int, bytes, int, int, int, int, int]
 
 
@@ -72,24 +75,32 @@ class Entry:
 
 def encode_tree(entries: Iterable[Entry]) -> bytes:
     """Canonical bytes of a directory; the order of `entries` does not matter."""
-    rows: list[Node] = [entry_node(entry) for entry in sorted(entries, key=lambda e: e.name)]
-    return encode_node({"version": _VERSION, "entries": rows})
+    rows = [encode_node(entry_node(entry)) for entry in sorted(entries, key=lambda e: e.name)]
+    return b"".join((_HEAD, encode_array_head(len(rows)), *rows, _TAIL))
 
 
 def decode_tree(encoded: bytes) -> tuple[Entry, ...]:
     """The entries, sorted by name; Corrupt unless `encoded` is one canonical tree."""
-    node = decode_node(encoded)
-    if not isinstance(node, dict) or node.keys() != {"version", "entries"}:
+    return tuple(iter_tree(encoded))
+
+
+def iter_tree(encoded: bytes) -> Iterator[Entry]:
+    """The entries, sorted by name, one in memory at a time: a directory may have very many.
+
+    Corrupt at the first byte that is not of a canonical tree, so not before the last entry.
+    """
+    if not encoded.startswith(_HEAD):
         raise Corrupt("not a tree")
-    if type(node["version"]) is not int or node["version"] != _VERSION:
+    count, at = decode_array_head(encoded, len(_HEAD))
+    before = b""
+    for node, stop in decode_run(encoded, at, count):
+        entry, at = entry_of(node), stop
+        if entry.name <= before:
+            raise Corrupt("the entries of a tree are not in order")
+        before = entry.name
+        yield entry
+    if encoded[at:] != _TAIL:
         raise Corrupt(f"not a tree of version {_VERSION}")
-    rows = node["entries"]
-    if not isinstance(rows, list):
-        raise Corrupt("the entries of a tree are not a list")
-    entries = tuple(entry_of(row) for row in rows)
-    if any(a.name >= b.name for a, b in pairwise(entries)):
-        raise Corrupt("the entries of a tree are not in order")
-    return entries
 
 
 def entry_node(entry: Entry) -> Node:

@@ -32,7 +32,7 @@ _FLAGS = (
     os.O_RDWR | os.O_TRUNC,
     os.O_RDONLY | os.O_NOFOLLOW,
 )
-# None climbs out of the two roots: what lies beside them is on one file system on the plain side, on two here.
+# None climbs out of the two roots: beside them lies the same file system on one side, another on the other.
 _TARGETS = ("f", "a/../g", "a/b", "nowhere")
 _XATTRS = ("user.one", "user.two", "trusted.three")
 

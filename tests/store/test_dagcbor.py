@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiformats import CID
 
-from ckptfs.store.dagcbor import Link, Node, decode_node, encode_node
+from ckptfs.store.dagcbor import Link, Node, decode_array_head, decode_node, encode_array_head, encode_node
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import CidCodec
 
@@ -62,6 +62,22 @@ def test_the_referee_agrees(node: Node) -> None:
     assert encoded == dag_cbor.encode(for_referee(node))
     assert decode_node(encoded) == node
     assert dag_cbor.decode(encoded) == for_referee(node)
+
+
+@pytest.mark.parametrize("count", [0, 1, 23, 24, 255, 256, 65535, 65536])
+def test_the_head_of_an_array_is_the_referees(count: int) -> None:
+    head = encode_array_head(count)
+    assert dag_cbor.encode([None] * count) == head + b"\xf6" * count
+    assert decode_array_head(b"x" + head + b"y", 1) == (count, 1 + len(head))
+
+
+@given(st.binary(max_size=10))
+def test_any_bytes_are_the_head_of_an_array_or_corrupt(encoded: bytes) -> None:
+    try:
+        count, stop = decode_array_head(encoded, 0)
+    except Corrupt:
+        return
+    assert encode_array_head(count) == encoded[:stop]
 
 
 @settings(deadline=None, max_examples=300)

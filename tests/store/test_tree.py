@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from ckptfs.store.dagcbor import Link, Node, encode_node
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId, CidCodec, RecipeId, TreeId
-from ckptfs.store.tree import Entry, decode_tree, encode_tree, entry_node
+from ckptfs.store.tree import Entry, decode_tree, encode_tree, entry_node, iter_tree
 
 DIGESTS = st.binary(min_size=32, max_size=32)
 RECIPES = DIGESTS.map(lambda b: RecipeId(ChunkId(b)))
@@ -168,3 +169,16 @@ def test_order_and_frame_of_a_tree() -> None:
     for encoded in (tree_of(b, a), tree_of(a, a), tree_of(1), *map(encode_node, others)):
         with pytest.raises(Corrupt):
             decode_tree(encoded)
+
+
+def test_a_large_directory_is_read_with_little_memory() -> None:
+    rows = [replace(FILE, name=b"%06d" % number) for number in range(20_000)]
+    encoded = encode_tree(rows)
+    assert encoded == encode_node({"version": 1, "entries": [entry_node(row) for row in rows]})
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in iter_tree(encoded)) == len(rows)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 256 << 10
