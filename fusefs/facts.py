@@ -3,6 +3,9 @@
 One rule: facts are computed from the stored trees, not from the live files, so they are facts of
 exactly what the version lists.
 
+Headers are parsed in a worker thread: one that is large or hostile takes seconds, and the mount answers
+meanwhile. The bytes come from the index thread, to which the worker turns for each read.
+
 Source: ARCHITECTURE §4 "Publish" and §6; the rules of completeness: store/formats/completeness.py.
 """
 
@@ -10,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+
+import trio
 
 from ckptfs.store.formats import Reader
 from ckptfs.store.formats.completeness import assess
@@ -21,6 +26,7 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 
 _REMEMBERED_FILES = 200_000
+Files = tuple[tuple[bytes, Entry], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file of a version as the completeness rules look at it."""
+    """A file of a version as the completeness rules look at it, in the worker thread."""
 
     size: int
     recipe: RecipeId
@@ -51,11 +57,29 @@ class SavedFile:
 
     def open(self) -> Reader:
         """Random access to its bytes, verified as they are read."""
+        return _FarReader(trio.from_thread.run_sync(self._reader))
+
+    def _reader(self) -> Reader:
         return self.segments.file_reader(self.segments.read_recipe(self.recipe))
 
 
+class _FarReader:
+    """A reader of the index thread, used from the worker thread."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @property
+    def size(self) -> int:
+        return self._reader.size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        return trio.from_thread.run_sync(self._reader.pread, offset, length)
+
+
 class VersionFacts:
-    """Computes facts, and remembers verdicts on files that did not change. Index thread.
+    """Computes facts, and remembers verdicts on files that did not change. Index thread; one
+    question at a time.
 
     `last_save_bytes`: how much the last version that brought anything has that the one before it
     has not, holes left out; 0 before the first.
@@ -65,22 +89,27 @@ class VersionFacts:
         self._segments = segments
         self.last_save_bytes = 0
         self._verdicts: MutableMapping[tuple[str, Hashable], object] = {}
-        self._flat: Lru[TreeId, tuple[tuple[bytes, Entry], ...]] = Lru(_REMEMBERED_FILES)
+        self._flat: Lru[TreeId, Files] = Lru(_REMEMBERED_FILES)
 
-    def of(self, tree: TreeId, tree_before: TreeId | None) -> Facts:
+    async def of(self, tree: TreeId, tree_before: TreeId | None) -> Facts:
         """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
         be read."""
         files = self._files(tree)
-        before = {} if tree_before is None else {path: e.recipe for path, e in self._files(tree_before)}
-        changed = (
-            None
-            if tree_before is None
-            else frozenset(_text(path) for path, entry in files if before.get(path) != entry.recipe)
-        )
-        self._note_save(files, set(before.values()))
-        found = assess(self._views(files), changed, self._verdicts)
+        files_before = None if tree_before is None else self._files(tree_before)
+        self._note_save(files, {entry.recipe for _, entry in files_before or ()})
+        facts = await trio.to_thread.run_sync(self._judged, files, files_before)
         if len(self._verdicts) > _REMEMBERED_FILES:
             self._verdicts.clear()
+        return facts
+
+    def _judged(self, files: Files, files_before: Files | None) -> Facts:
+        before = {path: entry.recipe for path, entry in files_before or ()}
+        changed = (
+            None
+            if files_before is None
+            else frozenset(_text(path) for path, entry in files if before.get(path) != entry.recipe)
+        )
+        found = assess(self._views(files), changed, self._verdicts)
         steps = sorted({c.step for c in found.checkpoints if c.step is not None and c.state == "complete"})
         return Facts(
             root=version_root((path, entry.root) for path, entry in files if entry.root is not None),
@@ -92,19 +121,19 @@ class VersionFacts:
             missing=tuple(_printable(sentence) for sentence in found.missing),
         )
 
-    def _note_save(self, files: tuple[tuple[bytes, Entry], ...], known: set[RecipeId | None]) -> None:
+    def _note_save(self, files: Files, known: set[RecipeId | None]) -> None:
         added = {entry.recipe: entry.size - entry.holes for _, entry in files if entry.recipe not in known}
         if saved := sum(added.values()):
             self.last_save_bytes = saved
 
-    def _views(self, files: tuple[tuple[bytes, Entry], ...]) -> Mapping[str, SavedFile]:
+    def _views(self, files: Files) -> Mapping[str, SavedFile]:
         return {
             _text(path): SavedFile(entry.size, entry.recipe, self._segments)
             for path, entry in files
             if entry.recipe is not None
         }
 
-    def _files(self, tree: TreeId) -> tuple[tuple[bytes, Entry], ...]:
+    def _files(self, tree: TreeId) -> Files:
         """(path, entry) of every regular file below a tree."""
         known = self._flat.get(tree)
         if known is None:

@@ -112,7 +112,8 @@ class PreimagePublisher:
         stored = {i: self._stored(pin) for i, pin in enumerate(pins)}
         tree, objects = overlay_pins(self._segments, base, pins, stored)
         await self._ingest.store_objects(objects, held)
-        self._recorder.append(unit, replace(entry, tree=tree), Request("pre-image"), Change())
+        facts = await self._recorder.judge(unit.unit, tree)
+        self._recorder.append(unit, replace(entry, tree=tree), facts, Request("pre-image"), Change())
 
     def _stored(self, pin: PinnedFile) -> Stored:
         recipe = pin.inode.content.base

@@ -154,6 +154,7 @@ class Publisher:
         tree = builder.build()
         top_entry = builder.top_entry(tree)
         await self._ingest.store_objects(builder.built.objects, held)
+        facts = await self._recorder.judge(self._recorder.known_unit(top), tree)
         if not self._is_linked(top):
             builder.built.trees.clear()
             return None
@@ -164,7 +165,7 @@ class Publisher:
             # Nothing was ever saved here: no history for an empty directory.
             self._namespace.index.apply(change)
             return None
-        return self._recorder.append(self._recorder.unit_of(top), top_entry, request, change)
+        return self._recorder.append(self._recorder.unit_of(top), top_entry, facts, request, change)
 
     async def publish_now(self, top: int, request: Request) -> VersionRecord:
         """Make a version of what is there at once; the newest one if nothing is new."""
@@ -174,8 +175,7 @@ class Publisher:
             record = self._recorder.newest(top)
             if record is not None and request.step not in (None, record.step):
                 # Nothing is new but what the caller knows of it.
-                unit = self._recorder.unit_of(top)
-                record = self._recorder.append_always(unit, record.top, request, Change())
+                record = await self._recorder.append_again(record, request)
         if record is None:
             raise NotFound(
                 "there is nothing to publish here yet: versioning is off, or all files are being written"

@@ -88,7 +88,23 @@ class Recorder:
         assert bound is not None, "a unit that was just bound is found"
         return bound
 
-    def append(self, unit: Unit, top: Entry, request: Request, change: Change) -> VersionRecord | None:
+    def known_unit(self, top: int) -> UnitId | None:
+        """The unit that `unit_of` would give, if there is one; nothing is bound or made."""
+        unit = self._histories.unit_of_ino(top)
+        if unit is None:
+            named = self._histories.unit_named(self._units.name_of(top))
+            unit = named if named is not None and named.ino == 0 else None
+        return None if unit is None else unit.unit
+
+    async def judge(self, unit: UnitId | None, tree: TreeId) -> Facts:
+        """The facts of a tree that is to be the unit's next version (None: its first). Awaits: what
+        was true of the live tree before need not be so after it. Corrupt if a tree cannot be read."""
+        before = None if unit is None else self._histories.newest(unit)
+        return await self._facts.of(tree, before.top.tree if before is not None else None)
+
+    def append(
+        self, unit: Unit, top: Entry, facts: Facts, request: Request, change: Change
+    ) -> VersionRecord | None:
         """List a version with this top directory; None if the newest one shows the same.
 
         `change` has the rows that belong to it. Durable when: this returned.
@@ -97,13 +113,12 @@ class Recorder:
         if before is not None and _same(before.top, top):
             self._namespace.index.apply(change)
             return None
-        return self.append_always(unit, top, request, change)
+        return self.append_always(unit, top, facts, request, change)
 
-    def append_always(self, unit: Unit, top: Entry, request: Request, change: Change) -> VersionRecord:
+    def append_always(
+        self, unit: Unit, top: Entry, found: Facts, request: Request, change: Change
+    ) -> VersionRecord:
         """List a version, whatever the newest one shows. Durable when: this returned."""
-        assert top.tree is not None
-        before = self._histories.newest(unit.unit)
-        found = self._facts.of(top.tree, before.top.tree if before is not None else None)
         now_ns = self._clock()
         record = VersionRecord(
             unit=unit.unit,
@@ -126,6 +141,14 @@ class Recorder:
         name = unit.name.decode(errors="replace")
         log.info("published %s of %s: %s, %d files", record.name, name, record.state, record.files)
         return record
+
+    async def append_again(self, record: VersionRecord, request: Request) -> VersionRecord:
+        """List once more what the newest version shows, for what `request` knows of it."""
+        assert record.top.tree is not None
+        facts = await self.judge(record.unit, record.top.tree)
+        unit = self._histories.unit(record.unit)
+        assert unit is not None, "a unit with a version does not go"
+        return self.append_always(unit, record.top, facts, request, Change())
 
     def unit_moved(self, ino: int) -> None:
         """A directory was renamed: its unit's history goes along."""
