@@ -87,7 +87,7 @@ class AttributeChanges:
         """Take away file capabilities, and with `set_ids` (what a change by another than root takes)
         set-uid, and set-gid of what the group may execute."""
         inode = self._namespace.inode(ino)
-        if not inode.is_file:
+        if inode.is_dir:
             return
         gone = 0
         if set_ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 import pytest
 from posixplaces import GROUP, OTHER_GROUP, OTHER_USER, USER, Place, mode_of, opened, outcome
@@ -79,6 +80,20 @@ def test_chown_by_root_takes_privileges(place: Place, before: int, after: int) -
     theirs(place, before)
     os.chown(place.path / "theirs", OTHER_USER, -1)
     assert mode_of(place.path / "theirs") == after
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR])
+@pytest.mark.parametrize("who", ["root", "owner"])
+def test_chown_of_a_special_file_takes_its_bits(place: Place, kind: int, who: str) -> None:
+    path = place.path / "special"
+    os.mknod(path, kind | 0o600, os.makedev(1, 3))
+    os.chown(path, USER, GROUP)
+    path.chmod(0o6755)
+    if who == "root":
+        os.chown(path, OTHER_USER, -1)
+    else:
+        place.as_user(lambda: os.chown("special", -1, GROUP))
+    assert mode_of(path) == 0o755
 
 
 def test_chown_of_a_directory_leaves_its_bits(place: Place) -> None:
