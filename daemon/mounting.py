@@ -99,6 +99,7 @@ class Mount:
             config,
             self.face.preimages.give_up,
             lambda: self.face.recorder.last_save_bytes,
+            lambda: self.face.scheduler.is_publishing,
         )
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 

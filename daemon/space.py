@@ -30,6 +30,8 @@ _WANTED_FOR_S = 0.1
 _SURVEY_EVERY_S = 2.0
 _SURVEY_SHARE = 30
 _VAIN_PAUSE_S = 5.0
+_PATIENCE_S = 2.0
+_POLL_S = 0.01
 _MARGIN_BYTES = 64 << 20
 
 
@@ -45,15 +47,18 @@ class SpaceKeeper:
         config: Config,
         give_up_pins: Callable[[], int],
         last_save_bytes: Callable[[], int],
+        is_publishing: Callable[[], bool],
     ) -> None:
         self._disk = disk
         self._index = index
         self._give_up_pins = give_up_pins
         self._last_save_bytes = last_save_bytes
+        self._is_publishing = is_publishing
         self._histories = histories
         self._sweeper = sweeper
         self._config = config
         self._vain_until = 0.0
+        self._impatient_until = 0.0
         self._vain_state = (-1, -1)
         self._warned = False
         self._surveyed: tuple[int, int] = (-1, -1)
@@ -90,6 +95,7 @@ class SpaceKeeper:
             self._wanted_until = time.monotonic() + _WANTED_FOR_S
         if self._disk.space().available < self._wanted_bytes:
             await self._free(self._wanted_bytes)
+            await self._wait_for_publish(self._wanted_bytes)
 
     async def run(self) -> None:
         """Keep `min_free` free, for ever; cancelled at shutdown."""
@@ -126,6 +132,21 @@ class SpaceKeeper:
             log.warning("the disk is nearly full, and there is no history left that may go")
             self._warned = True
         return 0
+
+    async def _wait_for_publish(self, free_bytes: int) -> None:
+        """The version that is being made replaces one that must stay until then: without this wait a
+        save that begins in between finds a disk that is full of what may go a moment later."""
+        until = time.monotonic() + _PATIENCE_S
+        state = self._state()
+        while self._disk.space().available < free_bytes and time.monotonic() >= self._impatient_until:
+            if time.monotonic() >= until:
+                self._impatient_until = until + _VAIN_PAUSE_S
+            elif self._state() != state:
+                state = self._state()
+                await self._free(free_bytes)
+            elif not self._is_publishing():
+                break
+            await trio.sleep(_POLL_S)
 
     async def _commit_removals(self, _: int) -> None:
         """What was removed since the last commit gives its room back only with the next."""

@@ -68,6 +68,11 @@ class Publisher:
         self._preimage_publisher = preimage_publisher
         self._one_at_a_time = trio.Lock()
 
+    @property
+    def is_publishing(self) -> bool:
+        """Whether a version is being made."""
+        return self._one_at_a_time.locked()
+
     def changed_dirs_by_unit(self) -> dict[int, list[int]]:
         """The directories that differ from what is published, by unit; unversioned ones left out."""
         return self._changed_dirs()[0]

@@ -76,6 +76,11 @@ class Scheduler:
         elif inode.links and inode.links[0][1] in _TRACKERS:
             self._note(inode.links[0][0])
 
+    @property
+    def is_publishing(self) -> bool:
+        """Whether a version is being made, or is about to be because somebody committed a save."""
+        return bool(self._commit_points) or self._publisher.is_publishing
+
     async def run(self) -> None:
         """Publish what is due, for ever; cancelled at shutdown."""
         while True:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -46,12 +48,25 @@ def full_disk(filled_store: FilledStore) -> FilledStore:
 
 
 def keeper(
-    store: FilledStore, sweeping: Sweeping, config: Config | None = None, *, saved: int = 60, pins: int = 0
+    store: FilledStore,
+    sweeping: Sweeping,
+    config: Config | None = None,
+    *,
+    saved: int = 60,
+    pins: int = 0,
+    is_publishing: Callable[[], bool] = lambda: False,
 ) -> SpaceKeeper:
     """A keeper on a disk of 1000 bytes; `saved` is the size of the last save."""
     store.disk.space = lambda: sweeping.disk  # type: ignore[method-assign]
     return SpaceKeeper(
-        store.disk, store.index, store.histories, sweeping, config or Config(), lambda: pins, lambda: saved
+        store.disk,
+        store.index,
+        store.histories,
+        sweeping,
+        config or Config(),
+        lambda: pins,
+        lambda: saved,
+        is_publishing,
     )
 
 
@@ -87,6 +102,32 @@ def test_room_for_a_save_like_the_last_one_is_made_before_a_file_is_opened(full_
     assert sweeping.asked == [int(1.05 * 250) + 1000 // 16]
     trio.run(keeper(full_disk, idle := Sweeping(100), Config(min_free=10), saved=100).before_writing)
     assert not idle.asked
+
+
+def test_a_save_waits_for_the_version_that_lets_another_go(full_disk: FilledStore) -> None:
+    sweeping, looks = Sweeping(0), 0
+
+    def is_publishing() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            full_disk.publish("run", {"x": b"2" * 60})
+            sweeping.gain = 500
+        return looks < 3
+
+    trio.run(keeper(full_disk, sweeping, saved=250, is_publishing=is_publishing).before_writing)
+    assert sweeping.disk.available == DISK.available + 500 and len(sweeping.asked) == 2
+
+
+def test_the_wait_for_a_version_has_a_bound(full_disk: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "_PATIENCE_S", 0.2)
+    kept = keeper(full_disk, Sweeping(0), saved=250, is_publishing=lambda: True)
+    started = time.monotonic()
+    trio.run(kept.before_writing)
+    waited_s = time.monotonic() - started
+    trio.run(kept.before_writing)
+    assert 0.2 <= waited_s < 5
+    assert time.monotonic() - started - waited_s < 0.15, "the second save waited again"
 
 
 def test_min_free_is_kept_all_the_time(full_disk: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
