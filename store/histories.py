@@ -3,7 +3,7 @@
 One rule: a record is a synced frame of the unit's history file before it is a row of the index.
 The append and sync of a VERSION frame is the commit point of a publish; the rows only mirror the
 file, and what they lack is taken from it when the store is opened (with an empty index that is
-everything: rebuild).
+everything: rebuild). With a key, a seal follows the records of each append, in the same write.
 
 Source: FORMAT.md, "History".
 """
@@ -29,9 +29,12 @@ from ckptfs.store.history import (
 )
 from ckptfs.store.history_log import HistoryLog
 from ckptfs.store.history_mirror import Mirror, put_mark, put_version, version_key, version_of
-from ckptfs.store.history_scan import scan_history
+from ckptfs.store.history_proof import Evidence
+from ckptfs.store.history_scan import scan_history, whole_batches
 from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.seal import SEAL_FRAME_BYTES, chain_behind, chained, last_key, make_seal
+from ckptfs.store.signing import PublicKey, SigningKey
 from ckptfs.store.units import Unit, UnitHints, encode_unit, shown_names, unit_of
 from ckptfs.store.version_names import check_tag
 
@@ -56,11 +59,13 @@ class Histories:
         *,
         clock_ns: Callable[[], int] = time.time_ns,
         read_only: bool = False,
+        key: SigningKey | None = None,
     ) -> None:
-        """`read_only`: show what the index has, touch no file."""
+        """`read_only`: show what the index has, touch no file. `key` seals what is appended."""
         self._index = index
         self._clock_ns = clock_ns
         self._read_only = read_only
+        self._key = key
         self._log = HistoryLog(disk)
         self._hints = UnitHints()
         self._complete: dict[UnitId, tuple[int, int]] = {}
@@ -82,9 +87,10 @@ class Histories:
         there is no room; nothing is left behind.
         """
         assert len(unit_id) == UNIT_ID_BYTES and name and not self._read_only
-        frame = encode_frame(RecordKind.UNIT, 1, UnitRecord(unit_id, name, time_ns).encode())
-        unit = Unit(unit_id, name, ino, 1, GENESIS, 1, time_ns, len(frame), name, time_ns, 0)
-        self._log.create(unit_id, frame)
+        unit = Unit(unit_id, name, ino, 1, GENESIS, 0, time_ns, 0, name, time_ns, 0, GENESIS)
+        frames, unit = self._batch(unit, (RecordKind.UNIT, UnitRecord(unit_id, name, time_ns).encode()))
+        unit = replace(unit, file_bytes=len(frames))
+        self._log.create(unit_id, frames)
         if change is not None:
             change.put(Table.UNIT, unit_id, encode_unit(unit))
         else:
@@ -214,6 +220,18 @@ class Histories:
             raise Conflict(f"version {number} is pinned; unpin it first")
         self._mark(RecordKind.FORGET, unit_id, number)
 
+    def evidence(self, unit_id: UnitId) -> Evidence:
+        """What there is of a unit on the disk, for `prove`."""
+        tables = (Table.VERSION, Table.TAG, Table.PIN)
+        rows = {(table, key): value for table in tables for key, value in self._index.scan(table, unit_id)}
+        return Evidence(unit_id, self.unit(unit_id), self._log.read_all(unit_id), rows)
+
+    def head(self, unit: Unit) -> tuple[bytes, PublicKey | None]:
+        """The chain value behind a unit's last record, and the key in the seal of that, if it has one."""
+        chain = unit.chain or self._chain_in_file(unit)
+        tail = self._log.read_all(unit.unit, max(0, unit.file_bytes - SEAL_FRAME_BYTES))
+        return chain, last_key(tail) if unit.sealed else None
+
     # ---- tags and pins ----------------------------------------------------------------------
 
     def tag(self, unit_id: UnitId, number: int, name: str) -> None:
@@ -294,9 +312,25 @@ class Histories:
             records = ((RecordKind.RENAME, rename), *records)
         if not records:
             return unit
-        frames = b"".join(encode_frame(k, unit.frames + i, r) for i, (k, r) in enumerate(records, 1))
+        frames, unit = self._batch(unit, *records)
         end = self._log.append(unit.unit, unit.file_bytes, frames)
-        return replace(unit, frames=unit.frames + len(records), file_bytes=end, recorded=unit.name)
+        return replace(unit, file_bytes=end, recorded=unit.name)
+
+    def _batch(self, unit: Unit, *records: tuple[RecordKind, bytes]) -> tuple[bytes, Unit]:
+        """The frames of one append, with their seal; and the unit behind them, but for the file's length."""
+        before = head = unit.chain or self._chain_in_file(unit)
+        for kind, payload in records:
+            head = chained(head, kind, payload)
+        if self._key is not None:
+            seal = make_seal(self._key, unit.unit, before, len(records), head)
+            records = (*records, (RecordKind.SEAL, seal.encode()))
+        frames = b"".join(encode_frame(k, unit.frames + i, r) for i, (k, r) in enumerate(records, 1))
+        unit = replace(unit, frames=unit.frames + len(records), chain=head, sealed=self._key is not None)
+        return frames, unit
+
+    def _chain_in_file(self, unit: Unit) -> bytes:
+        """For the row of a store that was made before there were seals."""
+        return chain_behind(scan_history(self._log.read_all(unit.unit)[: unit.file_bytes], 0).frames)
 
     def _recover(self) -> None:
         """Mirror what the files have and the index lacks; cost is one stat per unit that is in order."""
@@ -309,7 +343,7 @@ class Histories:
                 self.problems.append(self._log.corrupt(unit_id, size, lost, final=True))
                 continue
             if unit is None or size > unit.file_bytes:
-                unit = self._mirror(unit_id, unit)
+                unit = self._mirror(unit_id, unit, whole=unit is not None and unit.sealed)
             if unit is not None and unit.name != unit.recorded:
                 self._record_name(unit)
 
@@ -321,11 +355,16 @@ class Histories:
         except (CkptfsError, OSError):
             pass  # As in rebind: the name is recorded when there is room again.
 
-    def _mirror(self, unit_id: UnitId, unit: Unit | None) -> Unit | None:
-        """Bring the rows of a unit up to its file; cut a torn tail off. None: the file held nothing."""
+    def _mirror(self, unit_id: UnitId, unit: Unit | None, *, whole: bool = False) -> Unit | None:
+        """Bring the rows of a unit up to its file; cut a torn tail off. None: the file held nothing.
+
+        `whole`: records without their seal are a torn tail too.
+        """
         start = unit.file_bytes if unit is not None else 0
         tail = self._log.read_behind(unit_id, start)
         scan = scan_history(tail, unit.frames if unit is not None else 0)
+        if whole:
+            scan = whole_batches(scan)
         if unit is None and not scan.frames:
             self._drop_empty(unit_id, tail)
             return None

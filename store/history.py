@@ -33,6 +33,7 @@ class RecordKind(IntEnum):
     UNPIN = 6
     FORGET = 7
     RENAME = 8
+    SEAL = 9
 
 
 class State(StrEnum):

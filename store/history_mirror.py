@@ -26,6 +26,7 @@ from ckptfs.store.history import (
 from ckptfs.store.history_scan import HistoryScan
 from ckptfs.store.ids import UnitId
 from ckptfs.store.index import Change, Table
+from ckptfs.store.seal import chain_behind, decode_seal
 from ckptfs.store.units import Unit
 
 # The index holds records as msgpack: 4 µs to decode where canonical DAG-CBOR takes 70.
@@ -88,7 +89,11 @@ class Mirror:
         for frame in scan.frames:
             self._add(frame)
         last = scan.frames[-1].sequence if scan.frames else self.unit.frames
-        self.unit = replace(self.unit, frames=last, file_bytes=self._start + scan.end)
+        sealed = scan.frames[-1].kind == RecordKind.SEAL if scan.frames else self.unit.sealed
+        chain = chain_behind(scan.frames, self.unit.chain) if self.unit.chain else b""
+        self.unit = replace(
+            self.unit, frames=last, file_bytes=self._start + scan.end, chain=chain, sealed=sealed
+        )
 
     def _add(self, frame: Frame) -> None:
         try:
@@ -97,6 +102,8 @@ class Mirror:
                     self._add_name(decode_unit(frame.payload))
                 case RecordKind.VERSION:
                     self._add_version(decode_version(frame.payload))
+                case RecordKind.SEAL:
+                    decode_seal(frame.payload)
                 case kind:
                     put_mark(kind, self.unit.unit, decode_mark(frame.payload), self._change)
         except (Corrupt, ValueError) as e:
@@ -125,4 +132,4 @@ class Mirror:
 def _nameless(unit_id: UnitId) -> Unit:
     """A unit of which nothing is known yet; its name stays if the first record is lost."""
     name = b"unit-" + unit_id.hex()[:8].encode()
-    return Unit(unit_id, name, 0, 1, GENESIS, 0, 0, 0, name, 0, 0)
+    return Unit(unit_id, name, 0, 1, GENESIS, 0, 0, 0, name, 0, 0, GENESIS)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptfs.store.frames import MAGIC, Frame, decode_frames
+from ckptfs.store.frames import MAGIC, OVERHEAD_BYTES, Frame, decode_frames
+from ckptfs.store.history import RecordKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,18 @@ def scan_history(encoded: bytes, sequence: int) -> HistoryScan:
             end = at = base + frame.end
         at = encoded.find(MAGIC, at + 1 if at == base else at)
     return HistoryScan(frames, end, damaged)
+
+
+def whole_batches(scan: HistoryScan) -> HistoryScan:
+    """The same without what follows the last seal.
+
+    Records and their seal are one write. Without the seal it did not end, so nobody was told of them;
+    and the next seal must not speak for what somebody else may have put there.
+    """
+    kept, end = len(scan.frames), scan.end
+    while kept and scan.frames[kept - 1].kind != RecordKind.SEAL:
+        kept -= 1
+        end -= OVERHEAD_BYTES + len(scan.frames[kept].payload)
+    if any(at > end for _, at in scan.damaged):
+        return scan
+    return HistoryScan(scan.frames[:kept], end, scan.damaged)

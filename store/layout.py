@@ -24,7 +24,8 @@ LOCK_PATH = "lock"
 FORMAT_VERSION = 1
 FOLDERS = ("index", "journal", "staging", "segments", "history", "quarantine")
 KNOWN_INCOMPAT: frozenset[str] = frozenset()
-KNOWN_RO_COMPAT: frozenset[str] = frozenset()
+SEALS = "seals"
+KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS})
 
 _KIND = "ckptfs store"
 _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}
@@ -129,6 +130,20 @@ def check_format(form: Format, *, writing: bool) -> None:
         raise Unsupported(
             f"the store uses {', '.join(unknown)}; to write to it needs a newer ckptfs, to read it does not"
         )
+
+
+def add_ro_compat(disk: Disk, flag: str) -> None:
+    """Keep programs that do not know `flag` from writing to this store; nothing if they are kept already.
+
+    The caller holds the lock. Durable when: this returned.
+    """
+    form = read_format(disk)
+    if flag in form.ro_compat:
+        return
+    # Keys that this program does not know stay.
+    fields: dict[str, object] = msgspec.json.decode(_read_small(disk, FORMAT_PATH))
+    fields["ro_compat"] = [*form.ro_compat, flag]
+    disk.write_file(FORMAT_PATH, msgspec.json.encode(fields) + b"\n")
 
 
 def _read_small(disk: Disk, path: str) -> bytes:

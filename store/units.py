@@ -23,7 +23,8 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     that is removed; `head` the link of the newest version, 32 zero bytes before the first.
     `frames` and `file_bytes` say up to where the history file is mirrored, `recorded` which name
     the file gives; `bound_ns` is when name or directory last changed, `newest_ns` the time of the
-    newest version.
+    newest version. `chain` is the chain value behind the last record (empty: not known, the file
+    tells), `sealed` says that a seal follows that record.
     """
 
     unit: UnitId
@@ -37,6 +38,8 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     recorded: bytes
     bound_ns: int
     newest_ns: int
+    chain: bytes = b""
+    sealed: bool = False
 
     @property
     def claim(self) -> tuple[bool, bool, int, bytes]:

@@ -23,6 +23,7 @@ from ckptfs.store.inode import Content, Inode, encode_inode
 from ckptfs.store.layout import open_store
 from ckptfs.store.merkle import version_root
 from ckptfs.store.segments import Segments
+from ckptfs.store.signing import SigningKey
 from ckptfs.store.staging import Staging
 from ckptfs.store.tree import Entry, encode_tree
 from ckptfs.store.version_names import version_name
@@ -55,7 +56,7 @@ Tree: TypeAlias = "Mapping[bytes, File | Special | bytes | Tree]"
 class SavedStore:
     """Opens a store and publishes into it. One per store at a time; `close` it."""
 
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None, key: SigningKey | None = None) -> None:
         self.root = root
         opened = open_store(str(root), create=True)
         self.disk = disk if disk is not None else opened
@@ -63,7 +64,7 @@ class SavedStore:
         self.segments = Segments(self.disk, self.index)
         self.staging = Staging(self.disk, 1)
         self.ingest = Ingest(self.disk, self.index, self.segments, self.staging)
-        self.histories = Histories(self.disk, self.index)
+        self.histories = Histories(self.disk, self.index, key=key)
         self.now_ns = START_NS
 
     def close(self) -> None:

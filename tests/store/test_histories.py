@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ckptfs.store.disk import Disk
@@ -25,7 +26,10 @@ from ckptfs.store.history import GENESIS, RecordKind, State, VersionRecord, deco
 from ckptfs.store.history_log import history_path
 from ckptfs.store.ids import TreeId, UnitId
 from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.seal import decode_seal
+from ckptfs.store.signing import SigningKey
 from ckptfs.store.tree import Entry
+from ckptfs.store.units import encode_unit
 from ckptfs.store.version_names import version_name
 
 A, B, C = (UnitId(bytes([n]) * 16) for n in (0xA1, 0xB2, 0xC3))
@@ -70,8 +74,9 @@ class FaultyDisk(Disk):
 class Store:
     """A store that can be closed, killed, and lose its index. The clock ticks a second a call."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, key: SigningKey | None = None) -> None:
         self.root = root
+        self.key = key
         self.now_ns = START_NS
         root.mkdir()
         self.open()
@@ -83,7 +88,7 @@ class Store:
     def open(self) -> None:
         self.disk = FaultyDisk(str(self.root))
         self.index = Index(self.disk)
-        self.histories = Histories(self.disk, self.index, clock_ns=self.clock)
+        self.histories = Histories(self.disk, self.index, clock_ns=self.clock, key=self.key)
 
     def reopen(self) -> Histories:
         self.index.close()
@@ -155,6 +160,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.index.close()
 
 
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[Store]:
+    """A store whose histories are sealed."""
+    store = Store(tmp_path / "sealed", SigningKey(bytes(32)))
+    yield store
+    store.index.close()
+
+
 def everything(store: Store) -> dict[str, object]:
     """All that the histories tell, but for live inodes (which a rebuild cannot know)."""
     histories = store.histories
@@ -165,6 +178,8 @@ def everything(store: Store) -> dict[str, object]:
             unit.head,
             unit.frames,
             unit.file_bytes,
+            unit.chain,
+            unit.sealed,
             histories.versions(unit.unit),
             histories.tags(unit.unit),
             histories.pins(unit.unit),
@@ -174,7 +189,11 @@ def everything(store: Store) -> dict[str, object]:
     }
 
 
-def test_everything_survives_reopening_death_and_the_loss_of_the_index(store: Store) -> None:
+@pytest.mark.parametrize("kind", ["store", "sealed"])
+def test_everything_survives_reopening_death_and_the_loss_of_the_index(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    store: Store = request.getfixturevalue(kind)
     store.histories.new_unit(A, b"run1", 10, START_NS)
     store.histories.new_unit(B, b"a/b", 11, START_NS)
     for state in (State.COMPLETE, State.PARTIAL, State.OPAQUE, State.COMPLETE, State.PARTIAL):
@@ -261,6 +280,54 @@ def test_a_torn_tail_is_cut_off(store: Store, torn_bytes: int) -> None:
     assert store.histories.problems == []
     store.publish(A)
     assert store.histories.numbers(A) == [1, 2]
+
+
+def test_a_batch_is_there_whole_or_not_at_all(sealed: Store) -> None:
+    """At whatever byte the write of a version and its seal ends."""
+    sealed.histories.new_unit(A, b"run1", 10, START_NS)
+    first = sealed.publish(A)
+    whole = sealed.file(A).read_bytes()
+    sealed.histories.append_version(sealed.next_record(A), Change())
+    batch = sealed.file(A).read_bytes()[len(whole) :]
+    assert [f.kind for f in decode_frames(batch)] == [RecordKind.VERSION, RecordKind.SEAL]
+    for written in [*range(0, len(batch), 13), len(batch) - 1]:
+        sealed.file(A).write_bytes(whole + batch[:written])
+        sealed.kill()
+        assert sealed.file(A).read_bytes() == whole and sealed.histories.problems == []
+    assert sealed.histories.versions(A) == [first]
+    sealed.file(A).write_bytes(whole + batch)
+    sealed.kill()
+    assert sealed.histories.numbers(A) == [1, 2]
+
+
+def test_without_the_index_a_record_that_lost_its_seal_stays(sealed: Store) -> None:
+    sealed.histories.new_unit(A, b"run1", 10, START_NS)
+    sealed.publish(A)
+    sealed.publish(A)
+    content = sealed.file(A).read_bytes()
+    sealed.file(A).write_bytes(content[:-1])
+    sealed.rebuild()
+    assert sealed.histories.numbers(A) == [1, 2]
+    assert sealed.histories.head(sealed.unit(A))[1] is None
+    sealed.publish(A)
+    key = sealed.histories.head(sealed.unit(A))[1]
+    assert key is not None and sealed.key is not None and key == sealed.key.public
+
+
+def test_a_row_from_before_there_were_seals_is_brought_up(store: Store) -> None:
+    store.histories.new_unit(A, b"run1", 10, START_NS)
+    store.publish(A)
+    expected = store.unit(A).chain
+    old = msgspec.msgpack.decode(encode_unit(store.unit(A)))[:11]
+    change = Change()
+    change.put(Table.UNIT, A, msgspec.msgpack.encode(old))
+    store.index.apply(change)
+    store.key = SigningKey(bytes(32))
+    store.reopen()
+    assert store.unit(A).chain == b"" and store.histories.head(store.unit(A)) == (expected, None)
+    store.publish(A)
+    seals = [decode_seal(f.payload) for f in decode_frames(store.file(A).read_bytes()) if f.kind == 9]
+    assert [seal.before for seal in seals] == [expected] and store.unit(A).chain == seals[0].head
 
 
 @pytest.mark.parametrize("left_bytes", [0, 20])

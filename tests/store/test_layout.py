@@ -16,9 +16,11 @@ from ckptfs.store.filesystem import check_file_system, file_system_at, probe_abi
 from ckptfs.store.layout import (
     FOLDERS,
     FORMAT_PATH,
+    SEALS,
     Format,
     Holder,
     StoreLock,
+    add_ro_compat,
     check_format,
     encode_format,
     holder_of,
@@ -104,6 +106,22 @@ def test_flags_of_the_future() -> None:
     with pytest.raises(Unsupported, match="quotas; to write to it needs a newer ckptfs"):
         check_format(Format(ro_compat=("quotas",)), writing=True)
     check_format(Format(ro_compat=("quotas",)), writing=False)
+
+
+def test_a_flag_keeps_older_programs_from_writing(tmp_path: Path) -> None:
+    disk = open_store(str(tmp_path), create=True)
+    (tmp_path / FORMAT_PATH).write_bytes(
+        b'{"kind":"ckptfs store","version":1,"compat":["a"],"ro_compat":[],"incompat":[],"made_by":"0.9"}'
+    )
+    add_ro_compat(disk, SEALS)
+    written = (tmp_path / FORMAT_PATH).read_bytes()
+    assert written == (
+        b'{"kind":"ckptfs store","version":1,"compat":["a"],"ro_compat":["seals"],"incompat":[],'
+        b'"made_by":"0.9"}\n'
+    )
+    add_ro_compat(disk, SEALS)
+    assert (tmp_path / FORMAT_PATH).read_bytes() == written
+    assert open_store(str(tmp_path)).root == str(tmp_path)
 
 
 def test_a_refused_store_is_not_changed(tmp_path: Path) -> None:
