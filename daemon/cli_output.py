@@ -157,6 +157,7 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         "write path",
         f"{status['write_path']} ({status['why']})" if status["write_path"] else str(status["why"]),
     )
+    yield "key", str(status.get("key") or "none is known: versions are not signed, or not by this user")
     yield "stored", human_bytes(cast(int, status["stored_bytes"]))
     yield "free", human_bytes(cast(int, status["free_bytes"]))
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from ckptfs.daemon.cli_keys import verify_history
 from ckptfs.daemon.cli_output import AsJson, StoreDir, print_json, say, show_log
 
 if TYPE_CHECKING:
@@ -33,11 +34,29 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def log(path: PathArgument, store: StoreDir = None, as_json: AsJson = False) -> None:
-    """List the versions of a unit, the newest last."""
+def log(
+    path: PathArgument,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the history: signatures, order, completeness.")
+    ] = False,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="F", help="Verify: a public key file. May be given more than once."),
+    ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option("--expect", metavar="HEAD", help="Verify: the unit goes on from this `ckptfs head`."),
+    ] = None,
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the versions of a unit, the newest last; or verify its history."""
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
 
+    if verify or key or expect is not None:
+        verify_history(path, store, key or [], expect, as_json=as_json)
+        return
     with opened(path, store) as (source, inner):
         versions = source.ask(messages.Log(path=inner))
     print_json(versions) if as_json else show_log(cast("list[Mapping[str, object]]", versions))

@@ -18,7 +18,7 @@ import msgspec
 
 from ckptfs.store.errors import InvalidRequest
 
-_LATER = frozenset({"policy", "remote", "copies", "key"})
+_LATER = frozenset({"policy", "remote", "copies"})
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40, "PI": 1 << 50}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?i?)b?\s*", re.IGNORECASE)
@@ -33,13 +33,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `settle_s` is how long a directory must be quiet before it is published, `settle_max_s` how long
     a change waits at most for its unit to be quiet. `units` are globs of directories that are
     versioned as a whole. `min_free` is the space that history gives way to: bytes, a size with a
-    unit ("10GiB"), a share of the disk ("5%"), or "auto".
+    unit ("10GiB"), a share of the disk ("5%"), or "auto". `key` is the file of the key that versions are
+    signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     """
 
     settle_s: Seconds = 2.0
     settle_max_s: Seconds = 30.0
     units: tuple[str, ...] = ()
     min_free: int | str = "auto"
+    key: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     write_path: Literal["auto", "plain"] = "auto"
 
@@ -117,6 +119,8 @@ def _check_values(config: Config) -> None:
         parts = glob.split("/")[1:]
         if not glob.startswith("/") or not parts or any(part in ("", ".", "..") for part in parts):
             raise InvalidRequest(f'`units`: {glob!r} is not a glob of directories such as "/*/*"')
+    if config.key not in ("", "none") and (not config.key.startswith("/") or "\0" in config.key):
+        raise InvalidRequest('`key` is not the absolute path of a file (or "none")')
     if isinstance(config.min_free, int) and config.min_free < 0:
         raise InvalidRequest("`min_free` is negative")
     share = _PERCENT.fullmatch(str(config.min_free))

@@ -37,7 +37,7 @@ class Request(
     @property
     def is_reading(self) -> bool:
         """Whether it changes nothing, and so may be given up when the caller goes away."""
-        return isinstance(self, Status | Log | Verify | Du)
+        return isinstance(self, Status | Log | Head | Keys | Verify | Du)
 
 
 class Status(Request, frozen=True, kw_only=True):
@@ -45,7 +45,23 @@ class Status(Request, frozen=True, kw_only=True):
 
 
 class Log(Request, frozen=True, kw_only=True):
-    """The versions of the unit that `path` is in."""
+    """The versions of the unit that `path` is in.
+
+    With `verify` its history is checked instead: against `keys` (public keys, 64 hex digits each; none:
+    the daemon's own) and against `expect`, a head that was kept elsewhere.
+    """
+
+    verify: bool = False
+    keys: tuple[str, ...] = ()
+    expect: str | None = None
+
+
+class Head(Request, frozen=True, kw_only=True):
+    """The newest link of the unit that `path` is in, or of all units ("/")."""
+
+
+class Keys(Request, frozen=True, kw_only=True):
+    """The public half of the key that versions are signed with."""
 
 
 class Publish(Request, frozen=True, kw_only=True):
@@ -95,7 +111,9 @@ class Gc(Request, frozen=True, kw_only=True):
     """Give back the space of what nothing refers to."""
 
 
-AnyRequest = Status | Log | Publish | Tag | Untag | Pin | Unpin | Forget | Unit | Verify | Du | Gc
+AnyRequest = (
+    Status | Log | Head | Keys | Publish | Tag | Untag | Pin | Unpin | Forget | Unit | Verify | Du | Gc
+)
 KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))
 
 

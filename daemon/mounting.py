@@ -23,6 +23,7 @@ from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
+from ckptfs.daemon.keys import load_or_make_key
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, keep_running
 from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
@@ -61,7 +62,7 @@ def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -
     make_socket_folder(uid)
     socket = socket_path(path, uid)
     try:
-        with opened_store(store, path, socket) as parts:
+        with opened_store(store, path, socket, lambda: load_or_make_key(config.key)) as parts:
             trio.run(Mount(parts, path, socket, config).serve, as_json)
     except BaseExceptionGroup as group:
         error = lone_error(group)
@@ -192,6 +193,7 @@ class Mount:
             addresses,
             face.units.is_top,
             self._facts,
+            parts.key,
         )
         rights = Rights(
             face.namespace,

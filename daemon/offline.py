@@ -16,10 +16,11 @@ import msgspec
 import trio
 
 from ckptfs.daemon import messages
-from ckptfs.daemon.addresses import Addresses
+from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.keys import known_public_key
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.open_store import boot_id
-from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.daemon.queries import Facts, Queries, units_of
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
@@ -45,7 +46,14 @@ class OfflineStore:
         self._segments = Segments(disk, self._index)
         self._addresses = Addresses(self._namespace, self._histories, self._top_of)
         self._queries = Queries(
-            disk, self._namespace, self._segments, self._histories, self._addresses, self._is_top, self._facts
+            disk,
+            self._namespace,
+            self._segments,
+            self._histories,
+            self._addresses,
+            self._is_top,
+            self._facts,
+            known_public_key(),
         )
 
     def __enter__(self) -> OfflineStore:
@@ -67,14 +75,28 @@ class OfflineStore:
         return trio.run(self._answer, request, on_progress or _ignore)
 
     async def _answer(self, request: AnyRequest, report: Callable[[Progress], None]) -> Json:
-        if isinstance(request, messages.Status):
-            return await self._queries.status(self._histories.shown_names().values())
-        address = self._addresses.find(request.path)
+        units = self._histories.shown_names().values
+        match request:
+            case messages.Status():
+                return await self._queries.status(units())
+            case messages.Keys():
+                return self._queries.key()
+            case messages.Head(path="/"):
+                return self._queries.heads(units())
+        return await self._of_address(self._addresses.find(request.path), request, report)
+
+    async def _of_address(
+        self, address: Address, request: AnyRequest, report: Callable[[Progress], None]
+    ) -> Json:
         match request:
             case messages.Verify():
                 return await self._queries.verify(address, report)
             case messages.Du():
                 return await self._queries.usage(address)
+            case messages.Head():
+                return self._queries.heads(units_of(address))
+            case messages.Log(verify=True):
+                return await self._queries.prove(address, request.keys, request.expect)
         return self._queries.log(address)
 
     def _top_of(self, directory: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -20,9 +20,10 @@ from ckptfs.store.errors import NoSpace
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
-from ckptfs.store.layout import Holder, StoreLock, open_store
+from ckptfs.store.layout import SEALS, Holder, StoreLock, add_ro_compat, open_store
 from ckptfs.store.recovery import recover
 from ckptfs.store.segments import Segments
+from ckptfs.store.signing import PublicKey, SigningKey
 from ckptfs.store.staging import Staging
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,10 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """The parts of an open store. All but the disk belong to the thread that opened it."""
+    """The parts of an open store. All but the disk belong to the thread that opened it.
+
+    `key` is the public half of the one that versions are signed with, None: they are not.
+    """
 
     disk: Disk
     index: Index
@@ -41,22 +45,29 @@ class OpenStore:
     segments: Segments
     ingest: Ingest
     histories: Histories
+    key: PublicKey | None
 
 
 @contextmanager
-def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]:
+def opened_store(
+    path: str, mountpoint: str, socket: str, load_key: Callable[[], SigningKey | None]
+) -> Iterator[OpenStore]:
     """The store at `path` (made if it is not there) for as long as the block runs.
 
-    Conflict if another process holds it; otherwise as open_store, Index and recover raise.
+    `load_key` gives the key for versions once it is sure that this process has the store. Conflict if
+    another process holds it; otherwise as open_store, load_key, Index and recover raise.
     Durable when: the block has ended.
     """
     disk = open_store(path, create=True)
     with ExitStack() as stack:
         lock = StoreLock(disk, Holder(os.getpid(), mountpoint, socket))
         stack.callback(lock.release)
+        key = load_key()
+        if key is not None:
+            add_ro_compat(disk, SEALS)
         index = Index(disk)
         stack.callback(_close_index, index)
-        histories = Histories(disk, index)
+        histories = Histories(disk, index, key=key)
         for problem in histories.problems:
             log.error("a history is damaged: %s", problem)
         segments = Segments(disk, index)
@@ -64,7 +75,9 @@ def opened_store(path: str, mountpoint: str, socket: str) -> Iterator[OpenStore]
         staging = Staging(disk, _first_staging_number(index))
         report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
         log.info("recovery: %s", report)
-        yield OpenStore(disk, index, staging, segments, Ingest(disk, index, segments, staging), histories)
+        ingest = Ingest(disk, index, segments, staging)
+        public = None if key is None else key.public
+        yield OpenStore(disk, index, staging, segments, ingest, histories, public)
 
 
 def _close_index(index: Index) -> None:

@@ -1,4 +1,4 @@
-"""What can be asked without changing anything: log, status, verify, du.
+"""What can be asked without changing anything: log, status, head, keys, verify, du.
 
 One rule: the same code answers for a running mount and for a bare store; what only a running mount
 knows (what waits for ingest, the write path) is handed in.
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
+
+import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.messages import Json
@@ -22,11 +24,14 @@ from ckptfs.daemon.usage import UsageCount, nothing_there
 from ckptfs.daemon.verifying import Report, Verifier, worker_limiter
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError
+from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import CidCodec, cid_text
+from ckptfs.store.seal import Head, head_of
 from ckptfs.store.segments import Segments
+from ckptfs.store.signing import PublicKey
 from ckptfs.store.units import Unit
 
 
@@ -52,7 +57,9 @@ class Queries:
         addresses: Addresses,
         is_unit_top: Callable[[int], bool],
         facts: Callable[[], Awaitable[Facts]],
+        key: PublicKey | None = None,
     ) -> None:
+        """`key` is the one that versions are signed with, as far as it is known here."""
         self._disk = disk
         self._namespace = namespace
         self._segments = segments
@@ -60,6 +67,7 @@ class Queries:
         self._addresses = addresses
         self._is_unit_top = is_unit_top
         self._facts = facts
+        self._key = key
         self._limiter = worker_limiter()
 
     def log(self, address: Address) -> Json:
@@ -90,6 +98,46 @@ class Queries:
             "stored_bytes": self._segments.payload_bytes(),
             "free_bytes": self._disk.space().available,
             "ingest_pending_bytes": facts.ingest_pending_bytes,
+            "key": None if self._key is None else self._key.fingerprint,
+        }
+
+    def heads(self, units: Iterable[Unit]) -> Json:
+        """What to keep elsewhere of each unit: the newest link of its chain, and who signed it."""
+        return [self._head_row(unit) for unit in units]
+
+    def key(self) -> Json:
+        """The public key; NotFound if none is known."""
+        if self._key is None:
+            raise NotFound(
+                "no signing key is known here; versions are not signed, or their key lies elsewhere"
+            )
+        return {"fingerprint": self._key.fingerprint, "public": self._key.pem()}
+
+    async def prove(self, address: Address, keys: Sequence[str], expect: str | None) -> Json:
+        """Check a unit's history: every record, seal and link, and what the index makes of them.
+
+        InvalidRequest for a VERSION (a history is checked as a whole), a bad key or a bad head.
+        """
+        if address.version is not None:
+            raise InvalidRequest(f"a history is verified as a whole; leave out @{address.version}")
+        expected = None if expect is None else head_of(expect)
+        known = [_public_key(text) for text in keys] or ([] if self._key is None else [self._key])
+        (unit,) = units_of(address)
+        evidence = self._histories.evidence(unit.unit)
+        report = await trio.to_thread.run_sync(prove, evidence, known, expected, limiter=self._limiter)
+        return {
+            "unit": os.fsdecode(unit.name),
+            "head": str(report.head),
+            "keys": [*report.keys],
+            "trusted": [key.fingerprint for key in known],
+            "versions": [
+                {"number": one.number, "name": one.name, "signed": one.key is not None, "key": one.key}
+                for one in report.versions
+            ],
+            "findings": [
+                {"fault": one.fault.value, "number": one.number, "message": one.message}
+                for one in report.findings
+            ],
         }
 
     async def verify(self, address: Address, report: Report) -> Json:
@@ -166,6 +214,16 @@ class Queries:
                 "cid": cid_text(record.top.tree, CidCodec.DAG_CBOR) if record.top.tree is not None else None,
             }
 
+    def _head_row(self, unit: Unit) -> Json:
+        chain, key = self._histories.head(unit)
+        return {
+            "unit": os.fsdecode(unit.name),
+            "number": unit.next_number - 1,
+            "head": str(Head(chain, unit.next_number - 1)),
+            "link": unit.head.hex(),
+            "key": None if key is None else key.fingerprint,
+        }
+
     def _unit_row(self, unit: Unit) -> Json:
         complete = self._histories.newest_complete(unit.unit)
         return {
@@ -177,6 +235,20 @@ class Queries:
             if complete is not None
             else None,
         }
+
+
+def units_of(address: Address) -> list[Unit]:
+    """The one unit of an address; NotFound as long as it has no history."""
+    if address.unit is None:
+        raise NotFound(f"{address.text} has no version yet; `ckptfs publish` makes one")
+    return [address.unit]
+
+
+def _public_key(text: str) -> PublicKey:
+    try:
+        return PublicKey(bytes.fromhex(text))
+    except ValueError:
+        raise InvalidRequest("a public key is 64 hex digits") from None
 
 
 def iso_time(time_ns: int) -> str:

@@ -19,7 +19,7 @@ from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.control import Report
 from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
-from ckptfs.daemon.queries import Queries
+from ckptfs.daemon.queries import Queries, units_of
 from ckptfs.daemon.rights import Access, Caller
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
@@ -69,12 +69,20 @@ class Service:
         if isinstance(request, messages.Gc):
             self._rights.require_owner(caller)
             return {"freed_bytes": await self._collect()}
+        if isinstance(request, messages.Keys):
+            self._rights.require_owner(caller)
+            return self._queries.key()
+        if isinstance(request, messages.Head) and request.path == "/":
+            return self._queries.heads(self._visible_units(caller))
         address = self._rights.find(caller, request.path)
         result: Json
         match request:
             case messages.Log():
                 self._rights.require_unit(caller, address, Access.READ)
-                result = self._queries.log(address)
+                result = await self._log(address, request)
+            case messages.Head():
+                self._rights.require_unit(caller, address, Access.READ)
+                result = self._queries.heads(units_of(address))
             case messages.Verify():
                 self._rights.require_place(caller, address, self._addresses.record(address))
                 result = await self._queries.verify(address, report)
@@ -94,6 +102,11 @@ class Service:
         units = self._histories.shown_names().values()
         visible = [unit for unit in units if self._rights.may_unit(caller, unit, Access.READ)]
         return sorted(visible, key=lambda unit: unit.name)
+
+    async def _log(self, address: Address, request: messages.Log) -> Json:
+        if request.verify:
+            return await self._queries.prove(address, request.keys, request.expect)
+        return self._queries.log(address)
 
     async def _publish(self, caller: Caller, address: Address, request: messages.Publish) -> Json:
         self._rights.require_unit(caller, address, _CHANGE)

@@ -21,9 +21,13 @@ _CURVE = "Ed25519"
 
 
 class PublicKey:
-    """A key that signatures are checked with. Equal if its 32 bytes are."""
+    """A key that signatures are checked with. Equal if its 32 bytes are.
 
-    __slots__ = ("_key", "_verifier", "raw")
+    `fingerprint` is `sha256:` and the SHA-256 of its DER form, as in
+    `openssl pkey -pubin -outform DER | sha256sum`.
+    """
+
+    __slots__ = ("_key", "_verifier", "fingerprint", "raw")
 
     def __init__(self, raw: bytes) -> None:
         """InvalidRequest unless `raw` is the 32 bytes of a key."""
@@ -35,6 +39,9 @@ class PublicKey:
             raise InvalidRequest("that is not an Ed25519 public key of 32 bytes") from None
         self._verifier = eddsa.new(self._key, "rfc8032")
         self.raw = raw
+        encoded = self._key.export_key(format="DER")
+        assert isinstance(encoded, bytes)
+        self.fingerprint = f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PublicKey) and self.raw == other.raw
@@ -53,13 +60,6 @@ class PublicKey:
     def pem(self) -> str:
         """The key as a file holds it."""
         return str(self._key.export_key(format="PEM")) + "\n"
-
-    @property
-    def fingerprint(self) -> str:
-        """`sha256:` and the SHA-256 of the DER form: `openssl pkey -pubin -outform DER | sha256sum`."""
-        encoded = self._key.export_key(format="DER")
-        assert isinstance(encoded, bytes)
-        return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
 class SigningKey:

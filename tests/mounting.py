@@ -48,7 +48,9 @@ class Mount(CommandLine):
         self._watchdog: subprocess.Popen[bytes] | None = None
         for folder in (path, store.parent, logs / "home"):
             folder.mkdir(parents=True, exist_ok=True)
-        lines = [f"{key} = {json.dumps(value)}\n" for key, value in self.config.items()]
+        # Root's key would lie in /etc.
+        written = {"key": str(logs.absolute() / "signing.pem"), **self.config}
+        lines = [f"{key} = {json.dumps(value)}\n" for key, value in written.items()]
         self._config_file.write_text("".join(lines))
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -26,11 +26,13 @@ from ckptfs.store.layout import open_store
 from ckptfs.store.merkle import file_root
 from ckptfs.store.recipe import Piece, Recipe
 from ckptfs.store.segments import Segments
+from ckptfs.store.signing import SigningKey
 from ckptfs.store.staging import Staging
 from ckptfs.store.tree import Entry, encode_tree
 from ckptfs.store.version_names import version_name
 
 PIECE_BYTES = 1000
+KEY = SigningKey(b"k" * 32)
 Files = Mapping[str, bytes]
 
 
@@ -43,7 +45,7 @@ class FilledStore:
         self.segments = Segments(self.disk, self.index)
         staging = Staging(self.disk, 1)
         self.ingest = Ingest(self.disk, self.index, self.segments, staging)
-        self.histories = Histories(self.disk, self.index)
+        self.histories = Histories(self.disk, self.index, key=KEY)
         self.namespace = Namespace(self.index, self.disk)
         change = Change()
         root = Inode(stat.S_IFDIR | 0o755, 0, 0, ((ROOT_INO, b""),), 0, 0, 0)
@@ -60,6 +62,7 @@ class FilledStore:
             self.addresses,
             self.units.is_top,
             self._facts,
+            KEY.public,
         )
         self._objects: list[tuple[ChunkId, bytes]] = []
         self._clock_s = 1_796_000_000
@@ -141,6 +144,15 @@ class FilledStore:
     def verify(self, text: str) -> dict[str, Json]:
         """`ckptfs verify`."""
         return answered(trio.run(self.queries.verify, self.addresses.find(text), _ignore))
+
+    def prove(
+        self, text: str, keys: Sequence[str] = (), expect: str | None = None
+    ) -> tuple[dict[str, Json], list[object]]:
+        """`ckptfs log --verify`: the answer, and what kinds of findings are in it."""
+        answer = answered(trio.run(self.queries.prove, self.addresses.find(text), keys, expect))
+        findings = answer["findings"]
+        assert isinstance(findings, list)
+        return answer, [answered(finding)["fault"] for finding in findings]
 
     def usage(self, text: str) -> dict[str, Json]:
         """`ckptfs du`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import trio
-from filled_store import FilledStore
+from filled_store import KEY, FilledStore
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
@@ -171,6 +171,25 @@ def test_the_rest_is_the_owners(world: World) -> None:
     assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES}
     world.ask(ROOT, messages.Forget(path="/open@1"))
     assert world.ask(ROOT, messages.Log(path="/open")) == []
+
+
+def test_heads_are_for_whoever_may_read_and_the_key_is_the_owners(world: World) -> None:
+    def units(caller: Caller, path: str = "/") -> list[object]:
+        rows = world.ask(caller, messages.Head(path=path))
+        assert isinstance(rows, list)
+        return [row["unit"] for row in rows if isinstance(row, dict)]
+
+    assert units(ROOT) == ["closed", "gone", "open", "shared"]
+    assert units(OTHER) == ["open", "shared"] and units(OTHER, "/open/d") == ["open"]
+    assert world.refused(OTHER, messages.Head(path="/closed")) is NotPermitted
+    assert world.refused(OTHER, messages.Log(path="/closed", verify=True)) is NotPermitted
+    assert world.refused(OTHER, messages.Log(path="/gone", verify=True)) is NotFound
+    world.ask(OTHER, messages.Log(path="/open", verify=True))
+    for caller in (MINE, OTHER):
+        assert world.refused(caller, messages.Keys()) is NotPermitted
+    for caller in (OWNER, ROOT):
+        answer = world.ask(caller, messages.Keys())
+        assert isinstance(answer, dict) and answer["fingerprint"] == KEY.public.fingerprint
 
 
 def test_units_by_command(world: World) -> None:

@@ -16,6 +16,7 @@ from ckptfs.daemon.control import ControlServer, Report
 from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
 from ckptfs.store.errors import Conflict, NotFound, NotPermitted
+from ckptfs.store.signing import SigningKey
 
 VERSION: Json = {
     "number": 3,
@@ -53,6 +54,18 @@ STATUS: Json = {
     "free_bytes": 5 << 30,
     "ingest_pending_bytes": 0,
 }
+KEY = SigningKey(bytes(32)).public
+PROOF: dict[str, Json] = {
+    "unit": "run\x1b[31m",
+    "head": "3:" + "00" * 32,
+    "keys": [KEY.fingerprint],
+    "trusted": [],
+    "versions": [
+        {"number": 1, "name": "v1", "signed": False, "key": None},
+        {"number": 3, "name": "v3", "signed": True, "key": KEY.fingerprint},
+    ],
+}
+FINDING: Json = {"fault": "removed", "number": 2, "message": "version 2 is missing in front of version 3"}
 VERDICT: dict[str, Json] = {"number": 3, "name": "v3", "checked_bytes": 2048, "chunks": 2}
 ANSWERS: dict[type, Json] = {
     messages.Log: [VERSION],
@@ -60,6 +73,8 @@ ANSWERS: dict[type, Json] = {
     messages.Du: {"logical_bytes": 4096, "unique_bytes": 2048, "stored_bytes": 1024, "versions": 1},
     messages.Unit: {"name": "a/b"},
     messages.Gc: {"freed_bytes": 1024},
+    messages.Head: [{"unit": "run", "number": 3, "head": "3:00", "link": "00", "key": None}],
+    messages.Keys: {"fingerprint": "sha256:00", "public": "-----BEGIN PUBLIC KEY-----\n"},
     **dict.fromkeys(
         (messages.Publish, messages.Tag, messages.Untag, messages.Pin, messages.Unpin, messages.Forget),
         VERSION,
@@ -75,6 +90,7 @@ class Daemon:
         self.mountpoint = mountpoint
         self.seen: list[AnyRequest] = []
         self.corrupt: list[Json] = []
+        self.findings: list[Json] = []
         self.error: Exception | None = None
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
@@ -82,6 +98,8 @@ class Daemon:
         self.seen.append(request)
         if self.error is not None:
             raise self.error
+        if isinstance(request, messages.Log) and request.verify:
+            return {**PROOF, "findings": self.findings}
         return ANSWERS.get(type(request)) or {**VERDICT, "corrupt": self.corrupt}
 
 
@@ -131,8 +149,12 @@ def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
     return err or out
 
 
-def test_the_request_of_every_command(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_request_of_every_command(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     run = str(daemon.mountpoint / "run")
+    public = tmp_path / "key.pub"
+    public.write_text(KEY.pem())
     expected: list[tuple[tuple[str, ...], AnyRequest]] = [
         (("log", run), messages.Log(path="/run")),
         (("publish", run, "--tag", "t", "--step", "7"), messages.Publish(path="/run", tag="t", step=7)),
@@ -149,6 +171,13 @@ def test_the_request_of_every_command(daemon: Daemon, capsys: pytest.CaptureFixt
         (("du", f"{daemon.mountpoint}@latest"), messages.Du(path="/@latest")),
         (("gc",), messages.Gc(path="/")),
         (("status",), messages.Status(path="/")),
+        (("head",), messages.Head(path="/")),
+        (("head", run), messages.Head(path="/run")),
+        (("keys", "show"), messages.Keys(path="/")),
+        (("keys", "fingerprint", run), messages.Keys(path="/run")),
+        (("log", run, "--verify"), messages.Log(path="/run", verify=True)),
+        (("log", run, "--expect", "1:x"), messages.Log(path="/run", verify=True, expect="1:x")),
+        (("log", run, "--key", str(public)), messages.Log(path="/run", verify=True, keys=(KEY.raw.hex(),))),
     ]
     for arguments, request in expected:
         for extra in ((), ("--json",)):
@@ -174,6 +203,24 @@ def test_text_for_people(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> 
     assert "\x1b" not in status
     assert "4.0 KiB" in said(capsys, 0, "du", run)
     assert "2 chunks checked, 0 corrupt" in said(capsys, 0, "verify", run)
+
+
+def test_log_verify_names_what_it_finds(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(daemon.mountpoint / "run")
+    out = said(capsys, 0, "log", run, "--verify")
+    assert "2 versions, 1 signed" in out and KEY.fingerprint in out and "head 3:" in out
+    assert "no public key is known here" in out and "not signed" in out and "\x1b" not in out
+    daemon.findings = [FINDING]
+    out = said(capsys, 1, "log", run, "--verify")
+    assert out.startswith("removed: version 2 is missing in front of version 3\n")
+    assert json.loads(said(capsys, 1, "log", run, "--verify", "--json"))["findings"] == [FINDING]
+
+
+def test_heads_and_keys(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    head = said(capsys, 0, "head")
+    assert "run" in head and "3:00" in head and "not signed" in head
+    assert said(capsys, 0, "keys", "show") == "-----BEGIN PUBLIC KEY-----\n"
+    assert said(capsys, 0, "keys", "fingerprint") == "sha256:00\n"
 
 
 def test_verify_fails_when_something_is_corrupt(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:

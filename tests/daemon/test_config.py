@@ -22,11 +22,13 @@ def test_all_keys() -> None:
     min_free = "10GiB"
     log_level = "debug"
     write_path = "plain"
+    key = "/etc/other/key.pem"
     """
     config = parse_config(text)
     assert (config.settle_s, config.settle_max_s) == (1.0, 5.5)
     assert config.units == ("/*/*", "/a/b/*")
     assert config.min_free_bytes(1 << 50) == 10 << 30
+    assert config.key == "/etc/other/key.pem" and parse_config("key = 'none'").key == "none"
     assert (config.log_level, config.write_path) == ("debug", "plain")
 
 
@@ -42,6 +44,7 @@ def test_a_long_settle_time_takes_its_limit_along() -> None:
         ("zzz = 1", "known keys are"),
         ("[[policy]]\npath = '/x'", "`policy` has no effect"),
         ("[[remote]]\nname = 'x'", "`remote` has no effect"),
+        ("key = 'signing.pem'", "not the absolute path"),
         ("settle_s = 'soon'", "`settle_s`: expected"),
         ("settle_s = true", "`settle_s`: expected"),
         ("settle_s = -1", "`settle_s`: expected"),

@@ -17,6 +17,9 @@ from kernelmounts import find, poll
 from mounting import Mount
 
 from ckptfs.daemon.lifetime import BUSY_S
+from ckptfs.store.frames import decode_frames, encode_frame
+from ckptfs.store.history import RecordKind
+from ckptfs.store.signing import SigningKey
 
 MountFactory = Callable[..., Mount]
 QUICK = {"settle_s": 0.3, "settle_max_s": 3.0}
@@ -73,6 +76,53 @@ def test_tags_pins_and_forgetting(run: Mount) -> None:
     run.cli("unpin", f"{unit}@1")
     run.cli("forget", f"{unit}@1")
     assert run.ask("log", unit) == []
+
+
+def test_heads_keys_and_the_proof_of_a_history(run: Mount, tmp_path: Path) -> None:
+    unit, store = str(run.path / "run"), str(run.store)
+    (head,) = run.ask("head", unit)  # type: ignore[misc]
+    assert head["unit"] == "run" and str(head["head"]).startswith("1:")
+    assert run.ask("head", str(run.path)) == [head]
+    assert run.facts("status", str(run.path))["key"] == head["key"]
+    assert run.cli("keys", "fingerprint", str(run.path)).stdout.strip() == head["key"]
+    public, other = tmp_path / "public.pem", tmp_path / "other.pem"
+    public.write_text(run.cli("keys", "show", str(run.path)).stdout)
+    other.write_text(SigningKey(bytes(32)).public.pem())
+    (run.path / "run" / "x").write_bytes(b"more")
+    run.publish("run")
+    run.cli("tag", f"{unit}@2", "good")
+    proof = ("--key", str(public), "--expect", str(head["head"]))
+    assert "2 versions, 2 signed" in run.cli("log", unit, "--verify", *proof).stdout
+    done = run.cli("log", unit, "--verify", "--key", str(other), check=False)
+    assert done.returncode == 1 and "key: version 2 is sealed with another key" in done.stdout
+    assert "absent" in failed(run, 1, "log", unit, "--key", str(tmp_path / "absent"))
+
+    run.stop()
+    assert run.cli("log", "/run", "--store", store, *proof).returncode == 0
+    (history,) = (run.store / "history").iterdir()
+    whole = history.read_bytes()
+    second = [f for f in decode_frames(whole) if f.kind == RecordKind.VERSION][1]
+    forged = second.payload.replace(b"v000002", b"v000003")
+    frame = encode_frame(second.kind, second.sequence, forged)
+    history.write_bytes(whole[: second.end - len(frame)] + frame + whole[second.end :])
+    done = run.cli("log", "/run", "--store", store, *proof, "--json", check=False)
+    assert done.returncode == 1
+    findings = json.loads(done.stdout)["findings"]
+    assert ("altered", 2) in {(finding["fault"], finding["number"]) for finding in findings}
+    history.write_bytes(whole)
+    run.start()
+
+
+def test_a_key_that_cannot_be_read_stops_the_start(run: Mount, tmp_path: Path) -> None:
+    run.stop()
+    key = tmp_path / "mount0" / "logs" / "signing.pem"
+    whole = key.read_text()
+    key.write_text("rubbish")
+    config = tmp_path / "mount0" / "logs" / "ckptfs.toml"
+    mounting = ("mount", str(run.path), "--store", str(run.store), "--config", str(config))
+    assert str(key) in failed(run, 1, *mounting)
+    key.write_text(whole)
+    run.start()
 
 
 def test_what_is_in_use_is_refused(run: Mount, tmp_path: Path) -> None:

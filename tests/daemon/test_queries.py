@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 import trio
-from filled_store import PIECE_BYTES, FilledStore, answered
+from filled_store import KEY, PIECE_BYTES, FilledStore, answered
 
 from ckptfs.daemon import messages
+from ckptfs.daemon.messages import Json
 from ckptfs.daemon.offline import OfflineStore
 from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
 from ckptfs.store.ids import cid_text
 from ckptfs.store.index import Change
 from ckptfs.store.segment_files import place_of
 from ckptfs.store.segment_format import segment_paths
+from ckptfs.store.signing import SigningKey
 
 A, B, C = (bytes([n]) * PIECE_BYTES for n in (1, 2, 3))
 
@@ -88,6 +90,35 @@ def test_versions_by_all_their_names(history: FilledStore) -> None:
         history.verify("/run@9")
     with pytest.raises(InvalidRequest):
         history.verify("/run@step:x")
+
+
+def test_heads_and_proofs(history: FilledStore) -> None:
+    (row,) = map(answered, listed(history.queries.heads(history.histories.units())))
+    assert row["unit"] == "run" and row["number"] == 3 and row["key"] == KEY.public.fingerprint
+    head = str(row["head"])
+    answer, faults = history.prove("/run", expect=head)
+    assert faults == [] and answer["head"] == head
+    assert answer["trusted"] == answer["keys"] == [KEY.public.fingerprint]
+    assert [answered(version)["number"] for version in listed(answer["versions"])] == [1, 2, 3]
+    history.publish("run", {"x": A})
+    assert history.prove("/run/d", expect=head)[1] == []
+    assert history.prove("/run", keys=[SigningKey(b"x" * 32).public.raw.hex()])[1] == ["key"] * 5
+    other = [SigningKey(b"x" * 32).public.raw.hex(), KEY.public.raw.hex()]
+    assert history.prove("/run", keys=other)[1] == []
+    assert history.prove("/run", expect="9:" + "00" * 32)[1] == ["head"]
+    for bad in ({"keys": ["00"]}, {"keys": ["x"]}, {"expect": "12"}):
+        with pytest.raises(InvalidRequest):
+            history.prove("/run", **bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="leave out @2"):
+        history.prove("/run@2")
+    history.make("/new", mode=0o755)
+    with pytest.raises(NotFound, match="no version yet"):
+        history.prove("/new")
+
+
+def listed(answer: Json) -> list[Json]:
+    assert isinstance(answer, list)
+    return answer
 
 
 def test_du(history: FilledStore) -> None:

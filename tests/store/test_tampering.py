@@ -17,6 +17,7 @@ import pytest
 import trio
 from saved_store import SavedStore, Tree
 
+from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.frames import Frame, decode_frames, encode_frame
 from ckptfs.store.hashing import crc64
@@ -507,6 +508,12 @@ def test_a_record_that_was_slipped_in_does_not_survive_the_next_start(store: Sto
     """With the index in place, what stands behind the last seal was never written by a daemon."""
     frames = store.frames(store.unit)
     store.put(store.unit, [*frames, (RecordKind.FORGET, MarkRecord(1, "", 1).encode())])
+    disk = Disk(str(store.root))
+    index = Index(disk, read_only=True)
+    bare = Histories(disk, index, read_only=True)
+    assert prove(bare.evidence(store.unit), [OURS.public], store.head).findings == []
+    assert bare.has_version(store.unit, 1)
+    index.close()
     assert store.proof().findings == []
     assert store.frames(store.unit) == frames
 
