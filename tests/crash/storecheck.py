@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.histories import Histories
+from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId
 from ckptfs.store.index import Index, Table
 from ckptfs.store.inode import Content, decode_inode
@@ -103,6 +104,8 @@ class Look:
             )
         histories = Histories(self._disk, self._index, read_only=True)
         for unit in histories.units():
+            proof = prove(histories.evidence(unit.unit), [])
+            self.findings |= {f"{unit.text}: {finding.message}" for finding in proof.findings}
             for record in histories.versions(unit.unit):
                 self.versions += 1
                 if record.top.tree is not None:
