@@ -324,7 +324,7 @@ class _Walk:
             else:
                 missing = _span("version", newest + 1, number - 1)
                 self.find(Fault.REMOVED, newest + 1, f"{missing} is missing in front of {link.label}")
-        elif version.before != self._newest_link and not self._excused and not is_known:
+        elif version.before != self._newest_link and not self._excused and not (breaks and is_known):
             what = f"{link.label} continues another version {newest} than the one in front of it"
             self.find(Fault.FORKED, number, what)
         elif breaks and not is_known:

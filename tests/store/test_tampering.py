@@ -595,6 +595,27 @@ def test_a_unit_that_the_index_calls_otherwise_is_found(store: Store) -> None:
     assert Fault.INDEX in {finding.fault for finding in edit_index(store, fill)}
 
 
+def test_a_daemon_that_was_misled_by_the_index_is_found_out(store: Store) -> None:
+    """It signs a version that continues nothing, or a chain that the file does not have."""
+
+    def other_link(saved: SavedStore, change: Change) -> None:
+        unit = saved.histories.unit(store.unit)
+        assert unit is not None
+        change.put(Table.UNIT, store.unit, encode_unit(msgspec.structs.replace(unit, head=b"x" * 32)))
+
+    def other_chain(saved: SavedStore, change: Change) -> None:
+        unit = saved.histories.unit(store.unit)
+        assert unit is not None
+        change.put(Table.UNIT, store.unit, encode_unit(msgspec.structs.replace(unit, chain=b"x" * 32)))
+
+    edit_index(store, other_link)
+    store.go_on(step=6)
+    assert (Fault.FORKED, 6) in faults(store.proof())
+    edit_index(store, other_chain)
+    store.go_on(step=7)
+    assert {(Fault.FORKED, 6), (Fault.REMOVED, 7)} <= faults(store.proof())
+
+
 # ---- trees, recipes, chunks ---------------------------------------------------------------------------
 
 
