@@ -65,6 +65,36 @@ def test_a_mapped_safetensors_file_stays_readable_after_it_was_removed(
     assert client.call("check_held", path=str(path), **state)
 
 
+@BOTH_PATHS
+def test_a_mapped_safetensors_file_that_is_saved_over(
+    quick_mount: Mount, client: Client, torch_client: Client, tmp_path: Path, rng: random.Random
+) -> None:
+    """0.8 renames: the old reader keeps the old tensors. 0.7 overwrites what is mapped: it gets the new ones.
+
+    Who opens the file anew sees the new ones. The same calls in a plain directory say what is right.
+    """
+    state = {"seed": rng.randrange(2**31), "elements": ELEMENTS}
+    run, plain = quick_mount.path / "run", tmp_path / "plain"
+    seen = []
+    for folder in (run, plain):
+        folder.mkdir()
+        path = folder / "model.safetensors"
+        client.call("safetensors_save", paths=[str(path)], step=1, **state)
+        old = Save.of(folder, path.name)
+        if folder == run:
+            wait_until_recoverable(quick_mount, "run", old)
+            quick_mount.wait_until_ingested()
+        torch_client.call("hold", path=str(path))
+        client.call("safetensors_save", paths=[str(path)], step=2, **state)
+        assert torch_client.call("safetensors_load", path=str(path), step=2, **state)
+        if folder == run:
+            wait_until_recoverable(quick_mount, "run", Save.of(folder, path.name))
+            quick_mount.wait_until_ingested()
+        seen.append(torch_client.call("held_step", path=str(path), steps=[1, 2], **state))
+    assert seen == ([2, 2] if client is not torch_client else [1, 1])
+    assert_all_recoverable(quick_mount, "run", [old])
+
+
 def test_a_safetensors_file_has_its_final_mode_and_no_temporary_neighbour(
     quick_mount: Mount, client: Client, tmp_path: Path, rng: random.Random
 ) -> None:

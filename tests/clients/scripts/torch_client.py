@@ -69,6 +69,12 @@ def check_held(path: str, seed: int, step: int, elements: int) -> bool:
     return _equal(HELD.pop(path), tensors(seed, step, elements))
 
 
+def held_step(path: str, seed: int, steps: list[int], elements: int) -> int | None:
+    """Which of these steps the mapped tensors show now; None if they are a mixture."""
+    held = HELD.pop(path)
+    return next((step for step in steps if _equal(held, tensors(seed, step, elements))), None)
+
+
 def read_mapped(path: str) -> str:
     """The file's bytes as a shared mapping shows them, as hexadecimal SHA-256."""
     import hashlib
@@ -96,5 +102,5 @@ def _equal(found: object, wanted: object) -> bool:
 
 if __name__ == "__main__":
     operations = (torch_save, torch_load, safetensors_save, safetensors_load)
-    operations += (hold, check_held, read_mapped, libraries)
+    operations += (hold, check_held, held_step, read_mapped, libraries)
     serve({operation.__name__: operation for operation in operations})
