@@ -127,17 +127,33 @@ OFFLINE = {
 }
 
 
-def run_script(script: str, *arguments: str, timeout_s: float = 120.0, expected: int = 0) -> list[Fields]:
+def run_script(
+    script: str,
+    *arguments: str,
+    timeout_s: float = 120.0,
+    expected: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> list[Fields]:
     """Run a script to its end; all it said."""
-    with Client(script, *arguments) as client:
+    with Client(script, *arguments, environment=environment) as client:
         return client.finish(expected=expected, timeout_s=timeout_s)
 
 
-def run_ranks(script: str, *arguments: str, ranks: int = 2, timeout_s: float = 120.0) -> list[Fields]:
+def run_ranks(
+    script: str,
+    *arguments: str,
+    ranks: int = 2,
+    timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+) -> list[Fields]:
     """Run one process per rank, told RANK and WORLD_SIZE; all that rank 0 said."""
     with contextlib.ExitStack() as stack:
         clients = [
-            stack.enter_context(Client(script, *arguments, environment=_rank_environment(rank, ranks)))
+            stack.enter_context(
+                Client(
+                    script, *arguments, environment={**(environment or {}), **_rank_environment(rank, ranks)}
+                )
+            )
             for rank in range(ranks)
         ]
         first, *_ = [client.finish(timeout_s=timeout_s) for client in clients]

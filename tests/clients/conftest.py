@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,9 @@ from clients.clientproc import Client
 from mounting import Mount
 
 SETTLE_S = 0.5
-OLD_SAFETENSORS = Path(__file__).parents[2] / ".venv" / "alt" / "safetensors-0.7"
+BESIDE = Path(__file__).parents[2] / ".venv" / "alt"
+OLD_SAFETENSORS = BESIDE / "safetensors-0.7"
+MORE_FRAMEWORKS = BESIDE / "clients"
 
 
 @pytest.fixture
@@ -36,3 +38,13 @@ def old_safetensors_client() -> Iterator[Client]:
         pytest.skip(f"safetensors 0.7 is not installed in {OLD_SAFETENSORS}; ./dev test installs it")
     with Client("torch_client.py", environment={"PYTHONPATH": str(OLD_SAFETENSORS)}) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def more_frameworks() -> Mapping[str, str]:
+    """The environment of a client script that imports what only the heavy client tests need."""
+    if not MORE_FRAMEWORKS.is_dir():
+        pytest.skip(
+            f"Orbax, DeepSpeed and others are not installed in {MORE_FRAMEWORKS}; ./dev test --all does it"
+        )
+    return {"PYTHONPATH": str(MORE_FRAMEWORKS)}
