@@ -71,6 +71,12 @@ class Rights:
         if not allowed:
             raise _refused(address.text, wanted)
 
+    def require_place_for(self, caller: Caller, address: Address) -> None:
+        """NotPermitted unless the caller may make a removed unit's directory again where it was."""
+        way, _, _ = address.name.rpartition(b"/")
+        if not self._may_live(caller, way, Access.WRITE | Access.SEARCH):
+            raise _refused(address.text, Access.WRITE)
+
     def require_place(self, caller: Caller, address: Address, record: VersionRecord | None) -> None:
         """NotPermitted unless the caller may read the place, in `record` if that is given."""
         if caller.is_root:

@@ -7,7 +7,7 @@ a bare store is read as of its last commit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -35,6 +35,22 @@ def opened(path: str, store: str | None) -> Iterator[tuple[Source, str]]:
     mount, inner = _locate(path)
     with _of_mount(mount) as client:
         yield client, inner
+
+
+@contextmanager
+def opened_all(paths: Sequence[str], store: str | None) -> Iterator[tuple[Source, list[str]]]:
+    """Who answers for all of `paths`, and each as seen from the root of the mount."""
+    if store is not None:
+        with _of_store(store) as source:
+            yield source, [seen_from_mount(path) for path in paths]
+        return
+    located = [_locate(path) for path in paths]
+    mount = located[0][0]
+    for path, (other, _) in zip(paths, located, strict=True):
+        if other != mount:
+            raise InvalidRequest(f"{path} is not on the same mount as {paths[0]}")
+    with _of_mount(mount) as client:
+        yield client, [inner for _, inner in located]
 
 
 def the_only_mount() -> str:

@@ -1,4 +1,4 @@
-"""Commands about versions: log, publish, tag, untag, pin, unpin, forget, unit.
+"""Commands about versions: log, publish, tag, untag, pin, unpin, forget, rollback, unit.
 
 One rule: a command turns its arguments into one request and shows the answer; what a request does
 stands in service.py.
@@ -30,7 +30,7 @@ TagArgument = Annotated[str, typer.Argument(metavar="NAME")]
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (log, publish, tag, untag, pin, unpin, forget, unit):
+    for command in (log, publish, tag, untag, pin, unpin, forget, rollback, unit):
         app.command()(command)
 
 
@@ -118,6 +118,25 @@ def forget(path: VersionArgument, store: StoreDir = None, as_json: AsJson = Fals
 
     version = _asked(path, store, lambda inner: messages.Forget(path=inner))
     print_json(version) if as_json else say(f"{version['name']} is forgotten")
+
+
+def rollback(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Units (runs); all in one step.")],
+    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="The version, as behind PATH@.")],
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make units what they were in a version; what is there now becomes a version first."""
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened_all
+
+    with opened_all(paths, store) as (source, inner):
+        answer = source.ask(messages.Rollback(path=inner[0], more=tuple(inner[1:]), to=to))
+    if as_json:
+        print_json(answer)
+        return
+    for one in cast("list[Mapping[str, object]]", answer):
+        say(f"{one['unit']} is what it was in {one['to']} ({one['name']}); before, it was {one['before']}")
 
 
 def unit(

@@ -95,6 +95,13 @@ class Forget(Request, frozen=True, kw_only=True):
     """Let the version `path` go."""
 
 
+class Rollback(Request, frozen=True, kw_only=True):
+    """Give the unit `path`, and those of `more`, the tree of the version `to`, in one step."""
+
+    to: str
+    more: tuple[str, ...] = ()
+
+
 class Unit(Request, frozen=True, kw_only=True):
     """Version the directory `path` as a whole from now on."""
 
@@ -112,7 +119,21 @@ class Gc(Request, frozen=True, kw_only=True):
 
 
 AnyRequest = (
-    Status | Log | Head | Keys | Publish | Tag | Untag | Pin | Unpin | Forget | Unit | Verify | Du | Gc
+    Status
+    | Log
+    | Head
+    | Keys
+    | Publish
+    | Tag
+    | Untag
+    | Pin
+    | Unpin
+    | Forget
+    | Rollback
+    | Unit
+    | Verify
+    | Du
+    | Gc
 )
 KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))
 
@@ -143,7 +164,8 @@ def decode_request(line: bytes) -> AnyRequest:
         request = cast(AnyRequest, msgspec.convert(decoded, AnyRequest))
     except msgspec.ValidationError as e:
         raise errors.InvalidRequest(f"the request is not one that ckptfs knows: {e}") from None
-    _check_path(request.path)
+    for path in (request.path, *(request.more if isinstance(request, Rollback) else ())):
+        _check_path(path)
     return request
 
 

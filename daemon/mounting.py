@@ -206,7 +206,14 @@ class Mount:
         )
         publishing = CommandPublishing(face, parts)
         return Service(
-            addresses, queries, rights, parts.histories, publishing, self._make_unit, self._collect
+            addresses,
+            queries,
+            rights,
+            parts.histories,
+            publishing,
+            face.rollback,
+            self._make_unit,
+            self._collect,
         )
 
     def _make_unit(self, directory: int) -> None:

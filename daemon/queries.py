@@ -81,7 +81,7 @@ class Queries:
                 raise nothing_there(address.text)
         return list(self._rows(address.unit, records))
 
-    def row(self, unit: Unit, record: VersionRecord) -> Json:
+    def row(self, unit: Unit, record: VersionRecord) -> dict[str, Json]:
         """One version as `log` lists it."""
         return next(iter(self._rows(unit, [record])))
 

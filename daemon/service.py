@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ckptfs.daemon import messages
@@ -21,6 +22,7 @@ from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.queries import Queries, units_of
 from ckptfs.daemon.rights import Access, Caller
+from ckptfs.fusefs.rollback import Rolled, Wanted
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
@@ -39,6 +41,13 @@ class Publishing(Protocol):
         """Publish the unit whose directory is `top`, and tag the version. Durable when: this returned."""
 
 
+class RollingBack(Protocol):
+    """Gives units the trees of their versions."""
+
+    async def roll_back(self, wanted: Sequence[Wanted], uid: int | None) -> list[Rolled]:
+        """As Rollback.roll_back in fusefs. Durable when: this returned."""
+
+
 class Service:
     """Carries out the requests of the control socket."""
 
@@ -49,6 +58,7 @@ class Service:
         rights: Rights,
         histories: Histories,
         publishing: Publishing,
+        rolling_back: RollingBack,
         make_unit: Callable[[int], None],
         collect: Callable[[], Awaitable[int]],
     ) -> None:
@@ -58,6 +68,7 @@ class Service:
         self._rights = rights
         self._histories = histories
         self._publishing = publishing
+        self._rolling_back = rolling_back
         self._make_unit = make_unit
         self._collect = collect
 
@@ -74,6 +85,8 @@ class Service:
             return self._queries.key()
         if isinstance(request, messages.Head) and request.path == "/":
             return self._queries.heads(self._visible_units(caller))
+        if isinstance(request, messages.Rollback):
+            return await self._roll_back(caller, request)
         address = self._rights.find(caller, request.path)
         result: Json
         match request:
@@ -122,6 +135,43 @@ class Service:
         unit = self._histories.unit(record.unit)
         assert unit is not None, "a version has a unit"
         return self._queries.row(unit, record)
+
+    async def _roll_back(self, caller: Caller, request: messages.Rollback) -> Json:
+        addresses = [self._rights.find(caller, path) for path in (request.path, *request.more)]
+        for address in addresses:
+            self._rights.require_unit(caller, address, _CHANGE)
+            if not address.top:
+                self._rights.require_place_for(caller, address)
+        targets = [self._target(address, request.to) for address in addresses]
+        if len({one.record.unit for one in targets}) < len(targets):
+            raise InvalidRequest("a unit is named twice; name each once")
+        uid = None if self._rights.is_owner(caller) else caller.uid
+        rolled = await self._rolling_back.roll_back(targets, uid)
+        rows: list[Json] = []
+        for target, done in zip(targets, rolled, strict=True):
+            unit = self._histories.unit(done.now.unit)
+            assert unit is not None, "a version has a unit"
+            facts: dict[str, Json] = {
+                "unit": os.fsdecode(unit.name),
+                "to": target.record.name,
+                "before": done.before.name,
+            }
+            rows.append(facts | self._queries.row(unit, done.now))
+        return rows
+
+    def _target(self, address: Address, to: str) -> Wanted:
+        """The unit and the version that a rollback is about."""
+        name = os.fsdecode(address.name)
+        if address.version is not None:
+            raise InvalidRequest(f"{address.text} names a version; write `rollback PATH --to VERSION`")
+        if not address.is_whole:
+            raise InvalidRequest(
+                f"{address.text} is a part of the unit {name}, which is rolled back as a whole; "
+                "copy single files from `.versions`"
+            )
+        # A directory that was made again goes on with the history of its name.
+        unit = address.unit or self._histories.unit_named(address.name)
+        return Wanted(address.top, self._addresses.record(replace(address, unit=unit, version=to)))
 
     def _check_free_tag(self, address: Address, tag: str) -> None:
         check_tag(tag)

@@ -55,6 +55,10 @@ class Draft:
         drafted = self._inodes.get(ino)
         return drafted if drafted is not None else self._namespace.inode(ino)
 
+    def drafted(self, ino: int) -> Inode | None:
+        """The record, if this draft changes it."""
+        return self._inodes.get(ino)
+
     def new_inode(self, inode: Inode) -> int:
         """Give a new inode its number."""
         ino = self._drafts.inos.take()
@@ -72,7 +76,7 @@ class Draft:
         self._put_entry(parent, name, ino)
         inode = self.inode(ino)
         links = ((parent, name),) if inode.is_dir else (*inode.links, (parent, name))
-        self.update(ino, links=links, ctime_ns=self.now_ns)
+        self._inodes[ino] = msgspec.structs.replace(inode, links=links, ctime_ns=self.now_ns)
         self._touch(parent, 1 if inode.is_dir else 0)
 
     def remove_entry(self, parent: int, name: bytes, ino: int) -> None:
@@ -80,7 +84,7 @@ class Draft:
         self._delete_entry(parent, name)
         inode = self.inode(ino)
         links = tuple(link for link in inode.links if link != (parent, name))
-        self.update(ino, links=links, ctime_ns=self.now_ns)
+        self._inodes[ino] = msgspec.structs.replace(inode, links=links, ctime_ns=self.now_ns)
         self._touch(parent, -1 if inode.is_dir else 0)
 
     def mark_changed(self, ino: int) -> None:
@@ -89,6 +93,16 @@ class Draft:
         self._dirty.update(parent for parent, _ in inode.links)
         if inode.is_dir:
             self._dirty.add(ino)
+
+    def mark_differing(self, directory: int) -> None:
+        """A directory differs from what is published."""
+        self._dirty.add(directory)
+
+    def settle(self, directory: int) -> None:
+        """A directory is what is published, or is gone: it does not differ from that any more."""
+        self.change.delete(Table.DIRTY, key_of(directory))
+        self._dirty.discard(directory)
+        self.when_applied(lambda: self._drafts.changed_dirs.discard(directory))
 
     def set_xattr(self, ino: int, name: bytes, value: bytes | None) -> None:
         """Set an extended attribute, or remove it (None)."""
@@ -103,10 +117,8 @@ class Draft:
         for key, _ in self._namespace.index.scan(Table.XATTR, key_of(ino)):
             self.change.delete(Table.XATTR, key)
         if self.inode(ino).is_dir:
-            self.change.delete(Table.DIRTY, key_of(ino))
             self.change.delete(Table.PUBLISHED, key_of(ino))
-            self._drafts.changed_dirs.discard(ino)
-            self._dirty.discard(ino)
+            self.settle(ino)
         self._inodes[ino] = None
 
     def drop_content(self, content: Content) -> None:
@@ -155,7 +167,9 @@ class Draft:
 
     def _touch(self, directory: int, subdirs: int) -> None:
         inode = self.inode(directory)
-        self.update(directory, mtime_ns=self.now_ns, ctime_ns=self.now_ns, subdirs=inode.subdirs + subdirs)
+        self._inodes[directory] = msgspec.structs.replace(
+            inode, mtime_ns=self.now_ns, ctime_ns=self.now_ns, subdirs=inode.subdirs + subdirs
+        )
         self._dirty.add(directory)
 
 

@@ -17,6 +17,7 @@ from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.facts import VersionFacts
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.flusher import Flusher
+from ckptfs.fusefs.kernel_caches import KernelCaches
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
@@ -27,6 +28,7 @@ from ckptfs.fusefs.preimage_publish import PreimagePublisher
 from ckptfs.fusefs.publish import Publisher
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.recording import Recorder, Request
+from ckptfs.fusefs.rollback import Rollback
 from ckptfs.fusefs.scheduler import Scheduler
 from ckptfs.fusefs.seams import Room
 from ckptfs.fusefs.storing import Storing
@@ -163,6 +165,20 @@ class Face:
             self.storing,
             self.recorder,
             preimage_publisher,
+        )
+        self.rollback = Rollback(
+            self.namespace,
+            self.drafts,
+            self.units,
+            store.segments,
+            self.files,
+            self.preimages,
+            self.quiet,
+            self.lookups.is_known,
+            store.histories,
+            self.recorder,
+            self.publisher,
+            KernelCaches().drop,
         )
         self.mutations.on_directory_gone = preimage_publisher.directory_gone
         self.scheduler = Scheduler(

@@ -149,6 +149,7 @@ class Mutations:
             await self._sync_before_replacing(ino, other)
             if self._namespace.child(parent, name) != ino:
                 raise PosixError(errno.ENOENT)
+            self._namespace.directory(new_parent)  # a rollback may have removed it meanwhile
         self._move(parent, name, new_parent, new_name, ino)
 
     def reap(self, ino: int) -> None:

@@ -106,6 +106,13 @@ class Preimages:
             self._pin(top, ino, inode, draft)
         return True
 
+    def before_replacing(self, top: int, ino: int, inode: Inode, draft: Draft) -> None:
+        """Pin a file that a rollback of its unit takes away, if somebody closed it and no version
+        lists it, settled or not: a rollback can be undone."""
+        known = self._pinned_units.get(top, {}).get(ino)
+        if known != inode.content and self._is_loss(ino, inode, unsettled=True):
+            self._pin(top, ino, inode, draft)
+
     def pins_of(self, top: int) -> list[tuple[bytes, PinnedFile]]:
         """(key, pin) of every pinned file of a unit."""
         return [(k, decode_pin(v)) for k, v in self._namespace.index.scan(Table.PREIMAGE, key_of(top))]
@@ -138,14 +145,16 @@ class Preimages:
         if not left:
             del self._pinned_units[top]
 
-    def _is_loss(self, ino: int, inode: Inode) -> bool:
+    def _is_loss(self, ino: int, inode: Inode, *, unsettled: bool = False) -> bool:
         content = inode.content
         if not inode.is_file or not inode.links or (not content.staging and content.base is None):
             return False
         if content.staging:
             closed = self.closed_at.get(ino, float("-inf"))
-            settled = not self._is_written(ino) and time.monotonic() - closed >= self._settle_s
-            return settled and self._namespace.attributes_of(ino, inode).size > 0
+            settled = unsettled or time.monotonic() - closed >= self._settle_s
+            if self._is_written(ino) or not settled:
+                return False
+            return self._namespace.attributes_of(ino, inode).size > 0
         return not self._is_published(inode, content.base)
 
     def _is_published(self, inode: Inode, recipe: RecipeId | None) -> bool:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import trio
 
@@ -33,6 +35,7 @@ from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.segments import Segments
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _PATIENCE_S = 2.0
 _LEASE_POLL_S = 0.02
@@ -126,6 +129,23 @@ class Publisher:
             await self._preimage_publisher.publish(top)
             with self._segments.pins.hold() as held:
                 return await self._publish_live(top, due, request, asked_s, held)
+
+    async def publish_before(self, tops: Sequence[int], request: Request, step: Callable[[], T]) -> T:
+        """Make versions of all that is closed in these units, then take `step` while no publish runs.
+
+        Durable when: this returned, as far as the versions go. Raises as `publish`; then `step` was
+        not taken. What is closed while another of the units is published is for `step` to see to.
+        """
+        async with self._one_at_a_time:
+            for top in tops:
+                asked_s = time.monotonic()
+                await self._preimage_publisher.publish(top)
+                directories = frozenset(self.changed_dirs_by_unit().get(top, ()))
+                if directories:
+                    with self._segments.pins.hold() as held:
+                        due = Due(True, directories, frozenset())
+                        await self._publish_live(top, due, request, asked_s, held)
+            return step()
 
     async def publish_preimage(self, top: int) -> None:
         """Make a version of what destructive calls pinned, if there is any, and nothing else."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from ckptfs.fusefs.facts import Facts, VersionFacts
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.histories import Histories, Unit
-from ckptfs.store.history import State, VersionRecord
+from ckptfs.store.history import State, VersionRecord, decode_version
 from ckptfs.store.ids import TreeId, UnitId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.segments import Segments
@@ -33,6 +35,18 @@ class Request:
 
     origin: str
     step: int | None = None
+
+
+class _RollbackNote(msgspec.Struct, frozen=True, array_like=True):
+    """Row of META: a rollback that may not be listed yet. `next_number` is the unit's at that time,
+    `target` the encoded record of the version whose tree is live since."""
+
+    next_number: int
+    target: bytes
+
+
+_note_encoder = msgspec.msgpack.Encoder()
+_note_decoder = msgspec.msgpack.Decoder(_RollbackNote)
 
 
 class Recorder:
@@ -136,11 +150,45 @@ class Recorder:
             missing=found.missing,
             before=unit.head,
         )
+        self._list(unit, record, change)
+        return record
+
+    def note_rollback(self, unit: Unit, top: int, target: VersionRecord, change: Change) -> None:
+        """Into the change that gives a unit's directory the tree of `target`: what the record to come
+        will say. Whatever dies before `record_rollback` has listed it, the next start lists it."""
+        note = _RollbackNote(unit.next_number, target.encode())
+        change.put(Table.META, _rollback_key(top), _note_encoder.encode(note))
+
+    def record_rollback(self, top: int, change: Change) -> VersionRecord | None:
+        """List the tree that a rollback gave to a unit; the newest version if that shows the same.
+        None if nothing is noted. `change` has more rows that belong to it. Durable when: this returned."""
+        encoded = self._namespace.index.get(Table.META, _rollback_key(top))
+        unit = self._histories.unit_of_ino(top)
+        if encoded is None or unit is None:
+            return None
+        note = _note_decoder.decode(encoded)
+        change.delete(Table.META, _rollback_key(top))
+        newest, target = self._histories.newest(unit.unit), decode_version(note.target)
+        if unit.next_number != note.next_number or (newest is not None and _same(newest.top, target.top)):
+            self._namespace.index.apply(change)
+            return newest
+        now_ns = self._clock()
+        record = replace(
+            target,
+            number=unit.next_number,
+            name=version_name(unit.next_number, now_ns),
+            time_ns=now_ns,
+            origin="rollback",
+            before=unit.head,
+        )
+        self._list(unit, record, change)
+        return record
+
+    def _list(self, unit: Unit, record: VersionRecord, change: Change) -> None:
         self._histories.append_version(record, change)
         self._namespace.index.apply(change, sync=True)
         name = unit.name.decode(errors="replace")
         log.info("published %s of %s: %s, %d files", record.name, name, record.state, record.files)
-        return record
 
     async def append_again(self, record: VersionRecord, request: Request) -> VersionRecord:
         """List once more what the newest version shows, for what `request` knows of it."""
@@ -170,7 +218,7 @@ class Recorder:
     def mend(self) -> None:
         """At start: what a death between a record and its index rows left.
 
-        A rename may lack its unit's new name, a version its PUBLISHED rows.
+        A rename may lack its unit's new name, a version its PUBLISHED rows, a rollback its version.
         """
         for unit in self._histories.units():
             if not unit.ino:
@@ -183,7 +231,17 @@ class Recorder:
                 continue
             if not self._units.is_top(unit.ino) or self._units.name_of(unit.ino) != unit.name:
                 self.unit_moved(unit.ino)
-            self._mend_rows(unit)
+            if self._mend_rollback(unit):
+                self._mend_rows(unit)
+
+    def _mend_rollback(self, unit: Unit) -> bool:
+        """Whether the newest version is what PUBLISHED should say."""
+        try:
+            self.record_rollback(unit.ino, Change())
+        except (CkptfsError, OSError) as e:
+            log.error("the rollback of %s is not listed yet: %s", unit.text, e)
+            return False
+        return True
 
     def _mend_rows(self, unit: Unit) -> None:
         newest = self._histories.newest(unit.unit)
@@ -204,6 +262,10 @@ class Recorder:
             child = self._namespace.child(directory, entry.name) if entry.tree is not None else None
             if child is not None and entry.tree is not None and self._namespace.inode(child).is_dir:
                 self._mend_published(child, entry.tree, change)
+
+
+def _rollback_key(top: int) -> bytes:
+    return b"rolled:" + key_of(top)
 
 
 def _steps(found: Facts, step: int | None) -> tuple[int, ...]:

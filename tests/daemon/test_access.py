@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.rights import Caller, Modes
 from ckptfs.daemon.service import Service
+from ckptfs.fusefs.rollback import Rolled, Wanted
 from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NotFound, NotPermitted
 from ckptfs.store.history import VersionRecord
 
@@ -30,6 +32,7 @@ class World:
     service: Service
     above: list[Modes]
     made_units: list[int]
+    rolling_back: RollingBack
 
     def ask(self, caller: Caller, request: AnyRequest) -> Json:
         """The result of a request by `caller`."""
@@ -56,6 +59,18 @@ class Publishing:
         return found
 
 
+@dataclass
+class RollingBack:
+    """Notes who rolls back what."""
+
+    store: FilledStore
+    asked: list[tuple[list[Wanted], int | None]] = field(default_factory=list)
+
+    async def roll_back(self, wanted: Sequence[Wanted], uid: int | None) -> list[Rolled]:
+        self.asked.append((list(wanted), uid))
+        return [Rolled(one.record, one.record) for one in wanted]
+
+
 @pytest.fixture
 def world(filled_store: FilledStore) -> World:
     """Live: open (0755, MINE's), closed (0700, MINE's) with closed/x, shared (0777). Removed: gone."""
@@ -66,6 +81,7 @@ def world(filled_store: FilledStore) -> World:
     filled_store.make("/closed/x", mode=0o644, content=b"1")
     filled_store.publish("gone", {"x": b"1"}, uid=MINE.uid)
     made_units: list[int] = []
+    rolling_back = RollingBack(filled_store)
 
     async def collect() -> int:
         return FREED_BYTES
@@ -85,10 +101,11 @@ def world(filled_store: FilledStore) -> World:
         rights,
         filled_store.histories,
         Publishing(filled_store),
+        rolling_back,
         made_units.append,
         collect,
     )
-    return World(filled_store, service, above, made_units)
+    return World(filled_store, service, above, made_units, rolling_back)
 
 
 def reading(path: str) -> list[AnyRequest]:
@@ -163,6 +180,35 @@ def test_whoever_may_write_may_change(world: World) -> None:
     for request in changing("/open"):
         assert world.refused(OTHER, request) is NotPermitted
         world.ask(MINE, request)
+
+
+def test_whoever_may_write_may_roll_back_bound_by_his_rights(world: World) -> None:
+    for caller, uid in ((ROOT, None), (OWNER, None), (OTHER, OTHER.uid)):
+        answer = world.ask(caller, messages.Rollback(path="/shared", to="1"))
+        assert isinstance(answer, list) and isinstance(answer[0], dict)
+        assert (answer[0]["unit"], answer[0]["number"]) == ("shared", 1)
+        assert world.rolling_back.asked[-1][1] == uid
+    assert world.refused(OTHER, messages.Rollback(path="/open", to="1")) is NotPermitted
+    both = messages.Rollback(path="/shared", more=("/open",), to="1")
+    assert world.refused(OTHER, both) is NotPermitted
+    world.ask(MINE, both)
+    assert [one.record.number for one in world.rolling_back.asked[-1][0]] == [1, 1]
+
+
+def test_a_removed_unit_is_brought_back_by_its_owner_if_he_may_write_where_it_was(world: World) -> None:
+    request = messages.Rollback(path="/gone", to="1")
+    assert world.refused(OTHER, request) is NotFound
+    assert world.refused(MINE, request) is NotPermitted  # the root of the mount is root's, 0755
+    world.ask(ROOT, request)
+    assert world.rolling_back.asked[-1][0][0].top == 0
+
+
+def test_a_rollback_of_what_is_no_unit_is_refused(world: World) -> None:
+    for path in ("/closed/x", "/open@1"):
+        assert world.refused(ROOT, messages.Rollback(path=path, to="1")) is InvalidRequest
+    twice = messages.Rollback(path="/open", more=("/open",), to="1")
+    assert world.refused(ROOT, twice) is InvalidRequest
+    assert world.refused(ROOT, messages.Rollback(path="/open", to="9")) is NotFound
 
 
 def test_the_rest_is_the_owners(world: World) -> None:
