@@ -18,6 +18,7 @@ from ckptfs.daemon.cli_output import (
     print_json,
     progress_shown,
     say,
+    show_gc,
     show_status,
 )
 
@@ -84,13 +85,19 @@ def du(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> N
     say(f"logical {human_bytes(logical)}, unique {human_bytes(unique)}, stored {human_bytes(stored)}")
 
 
-def gc(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = False) -> None:
-    """Give back the space of what no version and no file refers to any more."""
+def gc(
+    path: MaybePath = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would go.")] = False,
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let go the versions that no policy keeps, give back the space of what nothing refers to any more,
+    and say what holds the rest (each stored byte counts for the first of its reasons)."""
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened, the_only_mount
 
     if path is None:
         path = the_only_mount() if store is None else "/"
     with opened(path, store) as (source, inner):
-        answer = cast("Mapping[str, object]", source.ask(messages.Gc(path=inner)))
-    print_json(answer) if as_json else say(f"{human_bytes(cast(int, answer['freed_bytes']))} given back")
+        answer = cast("Mapping[str, object]", source.ask(messages.Gc(path=inner, dry_run=dry_run)))
+    print_json(answer) if as_json else show_gc(answer)

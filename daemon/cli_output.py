@@ -94,6 +94,22 @@ def show_status(status: Mapping[str, object]) -> None:
         show_table(("unit", "versions", "newest complete", "age"), [_unit_row(unit) for unit in units])
 
 
+def show_gc(answer: Mapping[str, object]) -> None:
+    """What a collection freed, or would, and what holds the rest."""
+    freed, forgotten = (
+        human_bytes(cast(int, answer["freed_bytes"])),
+        cast("Sequence[object]", answer["forgotten"]),
+    )
+    would = "would be " if answer["dry_run"] else ""
+    say(f"{freed} {would}given back, {len(forgotten)} versions {would}forgotten")
+    kept = cast("Mapping[str, Mapping[str, int]]", answer["kept"])
+    held = {why: one for why, one in kept.items() if one["versions"] or one["stored_bytes"]}
+    rows = [(why, str(one["versions"] or ""), human_bytes(one["stored_bytes"])) for why, one in held.items()]
+    if rows:
+        print()
+        show_table(("kept for", "versions", "stored"), rows)
+
+
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout; not folded where stdout is no terminal."""
     from rich.table import Table

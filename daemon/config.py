@@ -17,8 +17,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from ckptfs.store.errors import InvalidRequest
+from ckptfs.store.retention import Policy
 
-_LATER = frozenset({"policy", "remote", "copies"})
+_LATER = frozenset({"remote", "copies"})
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40, "PI": 1 << 50}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?i?)b?\s*", re.IGNORECASE)
@@ -27,14 +28,35 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+Days = Annotated[float, msgspec.Meta(gt=0, le=36_500)]
+
+
+class UnitPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[policy]]`: what of the units that the glob `path` names is kept, see store/retention.py.
+    Of several that match a unit the first holds. `versions = false`: none are made of them."""
+
+    path: str
+    keep_last: Count | None = None
+    keep_days: Days | None = None
+    keep_every: Count | None = None
+    versions: bool = True
+
+    @property
+    def retention(self) -> Policy:
+        """What of it concerns retention."""
+        return Policy(self.path, self.keep_last, self.keep_days, self.keep_every)
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one mount is told.
 
     `settle_s` is how long a directory must be quiet before it is published, `settle_max_s` how long
     a change waits at most for its unit to be quiet. `units` are globs of directories that are
     versioned as a whole. `min_free` is the space that history gives way to: bytes, a size with a
-    unit ("10GiB"), a share of the disk ("5%"), or "auto". `key` is the file of the key that versions are
-    signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
+    unit ("10GiB"), a share of the disk ("5%"), or "auto". `policy` says what history is wanted of
+    which units; of the others all is kept while there is room. `key` is the file of the key that versions
+    are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     """
 
     settle_s: Seconds = 2.0
@@ -42,6 +64,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     units: tuple[str, ...] = ()
     min_free: int | str = "auto"
     key: str = ""
+    policy: tuple[UnitPolicy, ...] = ()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     write_path: Literal["auto", "plain"] = "auto"
 
@@ -116,17 +139,24 @@ def _check_values(config: Config) -> None:
     if config.settle_max_s < config.settle_s:
         raise InvalidRequest("`settle_max_s` is shorter than `settle_s`")
     for glob in config.units:
-        parts = glob.split("/")[1:]
-        if not glob.startswith("/") or not parts or any(part in ("", ".", "..") for part in parts):
+        if not _is_glob(glob):
             raise InvalidRequest(f'`units`: {glob!r} is not a glob of directories such as "/*/*"')
     if config.key not in ("", "none") and (not config.key.startswith("/") or "\0" in config.key):
         raise InvalidRequest('`key` is not the absolute path of a file (or "none")')
+    for policy in config.policy:
+        if policy.path != "/" and not _is_glob(policy.path):
+            raise InvalidRequest(f'`policy`: {policy.path!r} is not a glob of units such as "/*"')
     if isinstance(config.min_free, int) and config.min_free < 0:
         raise InvalidRequest("`min_free` is negative")
     share = _PERCENT.fullmatch(str(config.min_free))
     if share is not None and float(share[1]) >= 100:
         raise InvalidRequest(f"`min_free`: {config.min_free} leaves no room at all")
     config.min_free_bytes(1)
+
+
+def _is_glob(glob: str) -> bool:
+    parts = glob.split("/")[1:]
+    return glob.startswith("/") and all(part not in ("", ".", "..") for part in parts)
 
 
 def _sentence(said: str) -> str:

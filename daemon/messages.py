@@ -115,7 +115,9 @@ class Du(Request, frozen=True, kw_only=True):
 
 
 class Gc(Request, frozen=True, kw_only=True):
-    """Give back the space of what nothing refers to."""
+    """Give back the space of what nothing refers to and no policy keeps, or only say what that is."""
+
+    dry_run: bool = False
 
 
 AnyRequest = (

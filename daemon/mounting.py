@@ -30,6 +30,7 @@ from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mount
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.places import make_socket_folder, socket_path
 from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.daemon.retaining import Policies, Retainer
 from ckptfs.daemon.rights import Modes
 from ckptfs.daemon.service import Service
 from ckptfs.daemon.space import SpaceKeeper
@@ -79,9 +80,16 @@ class Mount:
         self._path = path
         self._config = config
         self._allow_other = may_allow_other()
+        policies = Policies(config.policy)
         self.face = Face(
             StoreParts(parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories),
-            FaceSettings(config.settle_s, config.settle_max_s, config.units, (os.geteuid(), os.getegid())),
+            FaceSettings(
+                config.settle_s,
+                config.settle_max_s,
+                config.units,
+                (os.geteuid(), os.getegid()),
+                policies.is_off if config.policy else None,
+            ),
             self,
         )
         self._sweeper = Sweeper(
@@ -102,6 +110,7 @@ class Mount:
             lambda: self.face.recorder.last_save_bytes,
             lambda: self.face.scheduler.is_publishing,
         )
+        self._retainer = Retainer(parts.histories, self._sweeper, policies)
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
     async def serve(self, as_json: bool) -> None:
@@ -117,6 +126,7 @@ class Mount:
                 nursery.start_soon(keep_running, "watching logs", self.face.scheduler.sample)
                 nursery.start_soon(keep_running, "flushing", self.face.flusher.run)
                 nursery.start_soon(keep_running, "space keeping", self._keeper.run)
+                nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)
                 await session.run()
@@ -213,17 +223,13 @@ class Mount:
             publishing,
             face.rollback,
             self._make_unit,
-            self._collect,
+            self._retainer.collect,
         )
 
     def _make_unit(self, directory: int) -> None:
         change = Change()
         self.face.units.name_unit(directory, change)
         self._parts.index.apply(change, sync=True)
-
-    async def _collect(self) -> int:
-        plan = await self._sweeper.collect()
-        return plan.stored_bytes
 
     async def _facts(self) -> Facts:
         return Facts(

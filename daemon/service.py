@@ -60,9 +60,9 @@ class Service:
         publishing: Publishing,
         rolling_back: RollingBack,
         make_unit: Callable[[int], None],
-        collect: Callable[[], Awaitable[int]],
+        collect: Callable[[bool], Awaitable[Json]],
     ) -> None:
-        """`make_unit(directory)` makes a directory a unit, `collect()` frees bytes and says how many."""
+        """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`."""
         self._addresses = addresses
         self._queries = queries
         self._rights = rights
@@ -79,7 +79,7 @@ class Service:
             return await self._queries.status(self._visible_units(caller))
         if isinstance(request, messages.Gc):
             self._rights.require_owner(caller)
-            return {"freed_bytes": await self._collect()}
+            return await self._collect(request.dry_run)
         if isinstance(request, messages.Keys):
             self._rights.require_owner(caller)
             return self._queries.key()

@@ -60,12 +60,14 @@ class StoreParts:
 
 @dataclass(frozen=True, slots=True)
 class FaceSettings:
-    """What of the configuration concerns the face."""
+    """What of the configuration concerns the face; `is_off` tells by a unit's name whether no versions
+    are wanted of it."""
 
     settle_s: float
     settle_max_s: float
     units: tuple[str, ...]
     owner: tuple[int, int]
+    is_off: Callable[[bytes], bool] | None = None
 
 
 class Face:
@@ -82,7 +84,7 @@ class Face:
         self.namespace = Namespace(store.index, store.disk)
         self._make_root(settings.owner, clock())
         self.drafts = Drafts(self.namespace, store.staging, clock)
-        self.units = Units(self.namespace, settings.units)
+        self.units = Units(self.namespace, settings.units, settings.is_off)
         self.quiet = Quiet(settings.settle_s, settings.settle_max_s)
         self.lookups = Lookups()
         self.passthrough = Passthrough()

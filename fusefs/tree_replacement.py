@@ -28,7 +28,7 @@ from ckptfs.store.inode import EMPTY_CONTENT, ROOT_INO, Content, Inode
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry, FileKey
 
-MAX_NAMES = 1 << 20
+MAX_NAMES = 1 << 18
 _PRIVILEGES = stat.S_ISUID | stat.S_ISGID
 _PRIVILEGED_XATTRS = (b"security.", b"trusted.")
 _SECTOR_BYTES = 512

@@ -10,7 +10,7 @@ Source: ARCHITECTURE §2, "unit".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from ckptfs.fusefs.namespace import Namespace, key_of
@@ -29,8 +29,12 @@ _RUN_MARK = re.compile(
 class Units:
     """Answers which unit a directory belongs to. Belongs to the index thread."""
 
-    def __init__(self, namespace: Namespace, globs: Sequence[str]) -> None:
+    def __init__(
+        self, namespace: Namespace, globs: Sequence[str], is_off: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """`is_off` tells by a unit's name whether the configuration wants no versions of it."""
         self._namespace = namespace
+        self._is_off = is_off
         self._globs = [glob.strip("/").split("/") for glob in globs]
         index = namespace.index
         self._root_is_run = index.get(Table.META, _ROOT_IS_RUN) is not None
@@ -86,8 +90,10 @@ class Units:
             self._root_is_run = True
 
     def versions_off(self, directory: int) -> bool:
-        """Whether versioning is switched off at or above a directory."""
-        return any(self._namespace.inode(ino).versions_off for ino in self._namespace.ancestors(directory))
+        """Whether versioning is switched off at or above a directory, or for its unit."""
+        if any(self._namespace.inode(ino).versions_off for ino in self._namespace.ancestors(directory)):
+            return True
+        return self._is_off is not None and self._is_off(self.name_of(self.top_of(directory)))
 
     def _is_unit(self, ino: int, chain: list[int]) -> bool:
         """`chain` runs from `ino` up to the root."""

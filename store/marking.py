@@ -78,11 +78,18 @@ class Marking:
     `watch` to the index before.
 
     `stages`: the stage of each version that may go, by its key in the version table; all else
-    is kept.
+    is kept. So is what pre-images pin, unless `preimage_stage` tells it apart.
     """
 
-    def __init__(self, index: Index, segments: Segments, stages: Mapping[bytes, int]) -> None:
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        stages: Mapping[bytes, int],
+        preimage_stage: int = KEPT,
+    ) -> None:
         self._index, self._segments, self._stages = index, segments, stages
+        self._preimage_stage = preimage_stage
         self._marker = Marker()
         self._fresh: list[ChunkId] = []
         self._large: list[tuple[Iterator[Reference], int]] = []
@@ -98,13 +105,13 @@ class Marking:
             elif (references := _ROOTS.get(table)) is not None:
                 self._marker.reach(references(value), self._stage(table, key))
 
-    def keep(self, references: Iterable[Reference]) -> None:
+    def keep(self, references: Iterable[Reference], stage: int = KEPT) -> None:
         """Note more roots."""
-        self._marker.reach(references, KEPT)
+        self._marker.reach(references, stage)
 
-    def keep_recipes(self, recipes: Iterable[RecipeId]) -> None:
+    def keep_recipes(self, recipes: Iterable[RecipeId], stage: int = KEPT) -> None:
         """Note contents that somebody has open."""
-        self.keep(map(reference_to_recipe, recipes))
+        self.keep(map(reference_to_recipe, recipes), stage)
 
     def keep_version(self, key: bytes) -> None:
         """A version that was to go stays after all."""
@@ -175,7 +182,9 @@ class Marking:
         return [chunk for chunk, stage in zip(chunks, stages, strict=True) if stage >= lowest_stage]
 
     def _stage(self, table: int, key: bytes) -> int:
-        return self._stages.get(key, KEPT) if table == Table.VERSION else KEPT
+        if table == Table.VERSION:
+            return self._stages.get(key, KEPT)
+        return self._preimage_stage if table == Table.PREIMAGE else KEPT
 
     async def _visit(self, reference: Reference, stage: int) -> None:
         encoded = self._read(reference)

@@ -15,14 +15,15 @@ import trio
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Conflict, NoSpace, NotFound, ReadOnly
-from ckptfs.store.gc import Census, GcPlan, going_stage, stage_of
+from ckptfs.store.gc import UNREACHED, Census, GcPlan, going_stage, stage_of
+from ckptfs.store.gc_report import GcReport, Why, reasons, report
 from ckptfs.store.histories import Histories
 from ckptfs.store.history_mirror import version_key
 from ckptfs.store.ids import RecipeId, UnitId
 from ckptfs.store.index import Change, Index
 from ckptfs.store.marking import Marking
 from ckptfs.store.reclaim import Reclaim
-from ckptfs.store.retention import Candidate, VersionKey, plan_retention
+from ckptfs.store.retention import Candidate, Retention, VersionKey, plan_retention
 from ckptfs.store.segments import Segments
 
 _SEGMENTS_A_COMMIT = 64
@@ -68,6 +69,41 @@ class Sweeper:
                     await self._execute(marking, plan, going_stage(0, 0))
                 return plan
 
+    async def explain(
+        self, plan: Callable[[], Retention], *, dry_run: bool
+    ) -> tuple[GcReport, tuple[VersionKey, ...]]:
+        """Let the versions go that `plan` does not keep, take out what nothing reaches then, and say
+        what holds the rest; (the report, the versions that went). With `dry_run` nothing changes, and
+        the report says what would go. Raises as `collect`. Durable when: this returned.
+        """
+        async with self._lock:
+            gone = () if dry_run else await self._let_go(plan)
+            versions = list(candidates(self._histories))
+            why = reasons(versions, plan())
+            stages = {version_key(*key): reason.stage for key, reason in why.items()}
+            marking = Marking(self._index, self._segments, stages, Why.PREIMAGE.stage)
+            marking.keep_recipes(self._open_recipes(), Why.OPEN.stage)
+            with self._index.watch(marking.watch):
+                await marking.run()
+                found = report(why, await marking.census(), self._segments.payload_bytes())
+                if not dry_run:
+                    await self._execute(marking, await marking.plan(UNREACHED), UNREACHED)
+            return found, gone
+
+    async def expire(self, plan: Callable[[], Retention]) -> tuple[VersionKey, ...]:
+        """Let the versions go that `plan`, asked anew for every few of them, does not keep; returns
+        them. What they alone held goes with the next `collect`. Durable when: this returned."""
+        async with self._lock:
+            return await self._let_go(plan)
+
+    async def _let_go(self, plan: Callable[[], Retention]) -> tuple[VersionKey, ...]:
+        expired = plan().order
+        try:
+            kept = await self._forget(expired, lambda: plan().order)
+        finally:
+            self._index.ensure_reserve()
+        return tuple(key for key in expired if key not in set(kept))
+
     async def survey(self) -> Census:
         """What could be freed, by the versions that would have to go. Changes nothing."""
         async with self._lock:
@@ -100,7 +136,7 @@ class Sweeper:
             await marking.run()
             census = self._noted(await marking.census())
             count = census.versions_to_forget(wanted_bytes, len(order))
-            kept = await self._forget(order[:count])
+            kept = await self._forget(order[:count], self._order)
             for key in kept:
                 marking.keep_version(version_key(*key))
             await marking.finish()
@@ -154,12 +190,14 @@ class Sweeper:
     def _order(self) -> tuple[VersionKey, ...]:
         return plan_retention(candidates(self._histories)).order
 
-    async def _forget(self, keys: tuple[VersionKey, ...]) -> list[VersionKey]:
-        """Let versions go; returns those that somebody came to need meanwhile, or that are in a
-        history that can no longer be written."""
+    async def _forget(
+        self, keys: tuple[VersionKey, ...], may_go: Callable[[], Iterable[VersionKey]]
+    ) -> list[VersionKey]:
+        """Let versions go, as long as `may_go` has them; returns those that somebody came to need
+        meanwhile, or that are in a history that can no longer be written."""
         kept: list[VersionKey] = []
         for start in range(0, len(keys), _FORGET_AT_ONCE):
-            still = set(self._order())
+            still = set(may_go())
             for key in keys[start : start + _FORGET_AT_ONCE]:
                 try:
                     if key in still:
@@ -200,4 +238,6 @@ def candidates(histories: Histories) -> Iterator[Candidate]:
                 pinned=record.number in pins,
                 tags=tuple(tags.get(record.number, ())),
                 mirrors_live=unit.ino != 0 and record.origin != "pre-image",
+                is_preimage=record.origin == "pre-image",
+                steps=record.steps,
             )

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,8 @@ from kernelmounts import poll
 
 READY_S = 20.0
 STOP_S = 60.0
-Config = Mapping[str, "str | int | float | bool | list[str]"]
+Value = str | int | float | bool | Sequence[str] | Sequence[Mapping[str, "str | int | float | bool"]]
+Config = Mapping[str, Value]
 
 
 class Mount(CommandLine):
@@ -50,7 +51,7 @@ class Mount(CommandLine):
             folder.mkdir(parents=True, exist_ok=True)
         # Root's key would lie in /etc.
         written = {"key": str(logs.absolute() / "signing.pem"), **self.config}
-        lines = [f"{key} = {json.dumps(value)}\n" for key, value in written.items()]
+        lines = [f"{key} = {_toml(value)}\n" for key, value in written.items()]
         self._config_file.write_text("".join(lines))
 
     def __enter__(self) -> Self:
@@ -183,6 +184,15 @@ def memory_folder() -> Iterator[Path]:
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="ckptfs-test-", dir=place) as name:
         yield Path(name)
+
+
+def _toml(value: object) -> str:
+    """A value of the configuration file; a table in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
 
 
 def _environment(home: Path) -> dict[str, str]:

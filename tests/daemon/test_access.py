@@ -83,8 +83,8 @@ def world(filled_store: FilledStore) -> World:
     made_units: list[int] = []
     rolling_back = RollingBack(filled_store)
 
-    async def collect() -> int:
-        return FREED_BYTES
+    async def collect(dry_run: bool) -> Json:
+        return {"freed_bytes": FREED_BYTES, "dry_run": dry_run}
 
     rights = Rights(
         filled_store.namespace,
@@ -214,7 +214,7 @@ def test_a_rollback_of_what_is_no_unit_is_refused(world: World) -> None:
 def test_the_rest_is_the_owners(world: World) -> None:
     for request in (messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc()):
         assert world.refused(MINE, request) is NotPermitted
-    assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES}
+    assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES, "dry_run": False}
     world.ask(ROOT, messages.Forget(path="/open@1"))
     assert world.ask(ROOT, messages.Log(path="/open")) == []
 

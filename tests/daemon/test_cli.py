@@ -72,9 +72,19 @@ ANSWERS: dict[type, Json] = {
     messages.Status: STATUS,
     messages.Du: {"logical_bytes": 4096, "unique_bytes": 2048, "stored_bytes": 1024, "versions": 1},
     messages.Unit: {"name": "a/b"},
-    messages.Gc: {"freed_bytes": 1024},
     messages.Head: [{"unit": "run", "number": 3, "head": "3:00", "link": "00", "key": None}],
     messages.Keys: {"fingerprint": "sha256:00", "public": "-----BEGIN PUBLIC KEY-----\n"},
+    messages.Gc: {
+        "dry_run": True,
+        "freed_bytes": 1024,
+        "forgotten": [{"unit": "run", "number": 1}],
+        "kept": {
+            "live tree": {"versions": 0, "stored_bytes": 2048},
+            "open": {"versions": 0, "stored_bytes": 0},
+            "policy": {"versions": 2, "stored_bytes": 512},
+        },
+    },
+    messages.Rollback: [{"unit": "run", "to": "v2", "before": "v3", **VERSION}],
     **dict.fromkeys(
         (messages.Publish, messages.Tag, messages.Untag, messages.Pin, messages.Unpin, messages.Forget),
         VERSION,
@@ -164,12 +174,18 @@ def test_the_request_of_every_command(
         (("pin", f"{run}@latest"), messages.Pin(path="/run@latest")),
         (("unpin", f"{run}@latest"), messages.Unpin(path="/run@latest")),
         (("forget", f"{run}@step:5~2"), messages.Forget(path="/run@step:5~2")),
+        (("rollback", run, "--to", "good"), messages.Rollback(path="/run", to="good")),
+        (
+            ("rollback", run, str(daemon.mountpoint / "b"), "--to", "step:5"),
+            messages.Rollback(path="/run", more=("/b",), to="step:5"),
+        ),
         (("unit", f"{run}/sub/"), messages.Unit(path="/run/sub")),
         (("status", run), messages.Status(path="/run")),
         (("verify", f"{run}/sub/../x@3"), messages.Verify(path="/run/x@3")),
         (("du", str(daemon.mountpoint)), messages.Du(path="/")),
         (("du", f"{daemon.mountpoint}@latest"), messages.Du(path="/@latest")),
         (("gc",), messages.Gc(path="/")),
+        (("gc", "--dry-run"), messages.Gc(path="/", dry_run=True)),
         (("status",), messages.Status(path="/")),
         (("head",), messages.Head(path="/")),
         (("head", run), messages.Head(path="/run")),
@@ -202,6 +218,17 @@ def test_text_for_people(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> 
         assert word in status
     assert "\x1b" not in status
     assert "4.0 KiB" in said(capsys, 0, "du", run)
+    collected = said(capsys, 0, "gc", "--dry-run")
+    for word in (
+        "1.0 KiB would be given back, 1 versions would be forgotten",
+        "live tree",
+        "2.0 KiB",
+        "512 B",
+    ):
+        assert word in collected
+    assert "open" not in collected
+    rolled = said(capsys, 0, "rollback", run, "--to", "2")
+    assert "run is what it was in v2 (v000003_20261129T160211Z); before, it was v3" in rolled
     assert "2 chunks checked, 0 corrupt" in said(capsys, 0, "verify", run)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from ckptfs.daemon.config import Config, load_config, parse_config, size_bytes
 from ckptfs.store.errors import InvalidRequest
+from ckptfs.store.retention import Policy
 
 
 def test_every_key_has_a_default() -> None:
@@ -32,6 +33,21 @@ def test_all_keys() -> None:
     assert (config.log_level, config.write_path) == ("debug", "plain")
 
 
+def test_policies() -> None:
+    text = """
+    [[policy]]
+    path = "/*"
+    keep_last = 3
+    keep_days = 0.5
+    [[policy]]
+    path = "/"
+    versions = false
+    """
+    runs, root = parse_config(text).policy
+    assert runs.retention == Policy("/*", keep_last=3, keep_days=0.5) and runs.versions
+    assert not root.retention.is_limit and not root.versions
+
+
 def test_a_long_settle_time_takes_its_limit_along() -> None:
     assert parse_config("settle_s = 60").settle_max_s == 60
 
@@ -42,7 +58,12 @@ def test_a_long_settle_time_takes_its_limit_along() -> None:
         ("settle = 1", "did you mean `settle_s`"),
         ("min_fre = 1", "did you mean `min_free`"),
         ("zzz = 1", "known keys are"),
-        ("[[policy]]\npath = '/x'", "`policy` has no effect"),
+        ("[[policy]]\npath = 'x'", "not a glob"),
+        ("[[policy]]\nkeep_last = 3", "`path`"),
+        ("[[policy]]\npath = '/x'\nkeep_lats = 3", "`keep_lats`"),
+        ("[[policy]]\npath = '/x'\nkeep_last = 0", "`policy[0].keep_last`: expected"),
+        ("[[policy]]\npath = '/x'\nkeep_days = -1", "`policy[0].keep_days`: expected"),
+        ("policy = 3", "`policy`: expected"),
         ("[[remote]]\nname = 'x'", "`remote` has no effect"),
         ("key = 'signing.pem'", "not the absolute path"),
         ("settle_s = 'soon'", "`settle_s`: expected"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -383,9 +383,11 @@ def test_a_version_that_is_tagged_meanwhile_stays_whole(collecting: Collecting, 
         records = [await store.publish(b"run", one) for one in saves]
         plain_forget = sweeper._forget
 
-        async def tag_first(keys: tuple[VersionKey, ...]) -> list[VersionKey]:
+        async def tag_first(
+            keys: tuple[VersionKey, ...], may_go: Callable[[], Iterable[VersionKey]]
+        ) -> list[VersionKey]:
             store.histories.tag(records[0].unit, 1, "wait")
-            return await plain_forget(keys)
+            return await plain_forget(keys, may_go)
 
         sweeper._forget = tag_first  # type: ignore[method-assign]
         await sweeper.make_room(1 << 60)

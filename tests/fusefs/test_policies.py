@@ -1,0 +1,43 @@
+"""Policies of the configuration on a mount: versions go by themselves, or are not made at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from kernelmounts import poll
+from mounting import Mount
+
+SETTLE_S = 0.2
+
+
+def test_a_rotating_run_keeps_what_its_policy_says(mount_factory: Callable[..., Mount]) -> None:
+    policies = [{"path": "/run", "keep_last": 3}, {"path": "/scratch", "versions": False}]
+    mount = mount_factory(config={"settle_s": SETTLE_S, "policy": policies}, on_tmpfs=True)
+    for name in ("run", "other", "scratch"):
+        (mount.path / name).mkdir()
+    for _ in range(6):
+        for name in ("run", "other"):
+            (mount.path / name / "data.bin").write_bytes(os.urandom(300_000))
+            mount.publish(name)
+    (mount.path / "scratch/data.bin").write_bytes(b"nothing of this")
+    assert poll(lambda: len(mount.version_names("run")) == 3, 20.0), mount.version_names("run")
+    last = mount.version_names("run")[0]
+    assert len((mount.history("run") / last / "data.bin").read_bytes()) == 300_000
+    assert len(mount.version_names("other")) == 6
+    assert mount.cli("publish", str(mount.path / "scratch"), check=False).returncode == 1
+    assert mount.version_names("scratch") == []
+
+    def is_collected() -> bool:
+        # Of run three contents are kept, of other six; the latest of both are live too.
+        return mount.count("status", "stored_bytes", str(mount.path)) < 9 * 300_000 + 200_000
+
+    assert poll(is_collected, 40.0, every_s=0.5), mount.facts("gc", str(mount.path), "--dry-run")
+    answer = mount.facts("gc", str(mount.path), "--dry-run")
+    assert answer["forgotten"] == []
+    kept = answer["kept"]
+    assert isinstance(kept, dict)
+    # Opaque saves have no last complete version; the newest of each unit counts as a version.
+    held = {why: one["versions"] for why, one in kept.items() if one["versions"]}
+    assert held == {"policy": 2, "version": 1 + 6}
+    assert mount.cli("gc", str(mount.path)).stdout.startswith("0 B given back")
