@@ -24,6 +24,9 @@ from ckptfs.store.staging import staging_path
 _OURS = (b"user.ckptfs.cid", b"user.ckptfs.root", b"user.ckptfs.version")
 _CAPABILITY = b"security.capability"
 _NAMESPACES = (b"user.", b"trusted.", b"security.")
+# As ext4 has them: 1901 to 2446. What is set beyond becomes the nearest of these, as on any file system.
+_EARLIEST_NS = -(1 << 31) * 10**9
+_LATEST_NS = ((1 << 34) - (1 << 31) - 1) * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,13 @@ class AttributeChanges:
         if wanted.gid is not None:
             fields["gid"] = wanted.gid
         if wanted.atime_ns is not None:
-            fields["atime_ns"] = wanted.atime_ns
+            fields["atime_ns"] = _kept_time(wanted.atime_ns)
         if wanted.mtime_ns is not None:
-            fields["mtime_ns"] = wanted.mtime_ns
+            fields["mtime_ns"] = _kept_time(wanted.mtime_ns)
         if wanted.size is not None and not inode.content.staging:
             fields.setdefault("mtime_ns", draft.now_ns)
         if wanted.mtime_ns is not None and inode.content.staging:
-            self._set_real_time(inode.content.staging, inode.atime_ns, wanted.mtime_ns)
+            self._set_real_time(inode.content.staging, inode.atime_ns, _kept_time(wanted.mtime_ns))
         draft.update(ino, **fields)
         self._finish(ino, draft)
 
@@ -166,3 +169,7 @@ def _check_xattr_name(name: bytes) -> None:
         raise PosixError(errno.EOPNOTSUPP)
     if name in _NAMESPACES:
         raise PosixError(errno.EINVAL)
+
+
+def _kept_time(time_ns: int) -> int:
+    return min(max(time_ns, _EARLIEST_NS), _LATEST_NS)

@@ -26,6 +26,7 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 
 _REMEMBERED_FILES = 200_000
+_MOST_BYTES = (1 << 63) - 1  # a few sparse files are enough to add up to more
 Files = tuple[tuple[bytes, Entry], ...]
 
 
@@ -114,7 +115,7 @@ class VersionFacts:
         return Facts(
             root=version_root((path, entry.root) for path, entry in files if entry.root is not None),
             files=len(files),
-            logical_bytes=sum(entry.size for _, entry in files),
+            logical_bytes=min(sum(entry.size for _, entry in files), _MOST_BYTES),
             state=State(found.state),
             step=found.step,
             steps=tuple(steps),

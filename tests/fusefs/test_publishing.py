@@ -16,6 +16,7 @@ from kernelmounts import poll
 from mounting import Mount
 
 SETTLE_S = 1
+HUGE_BYTES = 2**63 - 1 - 2**20
 
 
 @pytest.fixture(params=["auto", "plain"])
@@ -284,3 +285,21 @@ def test_a_snapshot_has_what_was_closed_just_before_it(place: Mount) -> None:
         (run / "save").write_bytes(content)
         (run / f".versions/snapshot{number}").mkdir()
         assert (run / f".versions/snapshot{number}/save").read_bytes()[:20] == content[:20]
+
+
+@pytest.mark.parametrize("write_path", ["auto", "plain"])
+def test_huge_sparse_files_and_odd_times_are_published(
+    mount_factory: Callable[..., Mount], write_path: str
+) -> None:
+    place = mount_factory(config={"settle_s": SETTLE_S, "write_path": write_path}, on_tmpfs=True)
+    run = place.path / "run"
+    run.mkdir()
+    for name in ("a", "b", "c"):
+        (run / name).touch()
+        os.truncate(run / name, HUGE_BYTES)
+        os.utime(run / name, ns=(-(2**40) * 10**9, 2**40 * 10**9))
+    place.publish("run")
+    saved, live = newest(place, "run"), run
+    for name in ("a", "b", "c"):
+        assert (saved / name).stat().st_size == (live / name).stat().st_size
+        assert (saved / name).stat().st_mtime_ns == (live / name).stat().st_mtime_ns

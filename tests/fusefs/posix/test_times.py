@@ -153,3 +153,14 @@ def test_a_new_file_is_not_older_than_the_one_before(place: Place) -> None:
         path = place.file(f"f{number}", b"x")
         times.append(path.stat().st_mtime_ns)
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("seconds", [-(2**63), -(2**40), -(2**31), 2**34, 2**40, 2**63 - 1])
+def test_a_time_out_of_range_becomes_the_nearest(place: Place, age: str, seconds: int) -> None:
+    path = place.file()
+    if age == "stored":
+        place.let_store(path)
+    assert outcome(os.utime, path, (seconds, seconds)) == "ok"
+    kept = path.stat().st_mtime
+    assert kept < 0 if seconds < 0 else kept > 2**33
+    path.unlink()
