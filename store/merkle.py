@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ckptfs.store.ids import ChunkId
 
+_BLOCK = 64
 _EMPTY = hashlib.sha3_256(b"").digest()
 
 
@@ -25,14 +27,17 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def root_of(leaves: Iterable[bytes]) -> bytes:
-    """The root over leaf *contents*, in order.
+    """The root over leaf *contents*, in order."""
+    level = [leaf_hash(content) for content in leaves]
+    return _reduced(level) if level else _EMPTY
+
+
+def _reduced(level: list[bytes]) -> bytes:
+    """The root over hashes of one level, at least one.
 
     Works level by level: promoting an odd last node is the same tree as RFC 6962's recursive
     split, without its recursion.
     """
-    level = [leaf_hash(content) for content in leaves]
-    if not level:
-        return _EMPTY
     while len(level) > 1:
         paired = [node_hash(level[i], level[i + 1]) for i in range(0, len(level) - 1, 2)]
         if len(level) % 2:
@@ -57,4 +62,13 @@ def version_leaf(path: bytes, root: bytes) -> bytes:
 
 def version_root(files: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The root of a version over (path, file root) pairs, sorted by path."""
-    return root_of(version_leaf(path, root) for path, root in sorted(files))
+    leaves = [version_leaf(path, root) for path, root in sorted(files)]
+    # A block of a power of two of leaves is a subtree, and so is what is left behind the last one.
+    blocks = [_block_root(tuple(leaves[at : at + _BLOCK])) for at in range(0, len(leaves), _BLOCK)]
+    return _reduced(blocks) if blocks else _EMPTY
+
+
+@lru_cache(maxsize=1024)
+def _block_root(leaves: tuple[bytes, ...]) -> bytes:
+    """Remembered, because one version differs from the next in few files."""
+    return root_of(leaves)

@@ -77,6 +77,15 @@ def test_a_version_root_does_not_depend_on_the_order(files: dict[bytes, bytes], 
     assert version_root(shuffled) == naive_root(leaves)
 
 
+@given(st.integers(0, 300), st.integers(0, 299))
+def test_a_version_of_many_files_has_the_root_of_the_definition(count: int, changed: int) -> None:
+    files = {b"%04d" % number: bytes([number % 251]) * 32 for number in range(count)}
+    for _ in range(2):
+        leaves = [version_leaf(path, root) for path, root in sorted(files.items())]
+        assert version_root(files.items()) == naive_root(leaves)
+        files[b"%04d" % changed] = bytes(32)
+
+
 @given(st.tuples(st.binary(max_size=70), ROOTS), st.tuples(st.binary(max_size=70), ROOTS))
 def test_no_two_pairs_have_one_leaf(first: tuple[bytes, bytes], second: tuple[bytes, bytes]) -> None:
     assert (version_leaf(*first) == version_leaf(*second)) == (first == second)
