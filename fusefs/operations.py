@@ -375,7 +375,7 @@ class CkptfsOperations(pyfuse3.Operations):
 
     def _attributes_of(self, ino: int) -> Attributes:
         if ino >= FIRST_VIRTUAL_INO:
-            return self._browse.attributes(ino)
+            return self._versioned.attributes(ino)
         return self._namespace.attributes(ino)
 
     def _without_foreign_setgid(self, parent: int, mode: int, ctx: RequestContext) -> int:

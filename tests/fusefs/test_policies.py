@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 from collections.abc import Callable
 
+import pytest
 from kernelmounts import poll
 from mounting import Mount
 
@@ -41,3 +44,35 @@ def test_a_rotating_run_keeps_what_its_policy_says(mount_factory: Callable[..., 
     held = {why: one["versions"] for why, one in kept.items() if one["versions"]}
     assert held == {"policy": 2, "version": 1 + 6}
     assert mount.cli("gc", str(mount.path)).stdout.startswith("0 B given back")
+
+
+@pytest.mark.parametrize("write_path", ["auto", "plain"])
+def test_an_open_file_outlives_its_version(mount_factory: Callable[..., Mount], write_path: str) -> None:
+    mount = mount_factory(config={"settle_s": SETTLE_S, "write_path": write_path})
+    (mount.path / "run").mkdir()
+    content = os.urandom(300_000)
+    (mount.path / "run/data.bin").write_bytes(content)
+    mount.publish("run", tag="old")
+    number = next(version.number for version in mount.versions("run") if "old" in version.tags)
+    (mount.path / "run/data.bin").write_bytes(b"new")
+    mount.publish("run")
+    with (mount.history("run") / "old/data.bin").open("rb") as file:
+        file.read(1)  # the kernel asks for the times again after a read
+        shown = os.fstat(file.fileno())
+        mount.cli("untag", str(mount.path / "run"), "old")
+        mount.cli("forget", f"{mount.path}/run@{number}")
+        mount.cli("gc", str(mount.path))
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert (
+            hashlib.sha256(os.pread(file.fileno(), 400_000, 0)).digest() == hashlib.sha256(content).digest()
+        )
+        again = os.fstat(file.fileno())
+        assert (again.st_ino, again.st_size, again.st_mtime_ns) == (
+            shown.st_ino,
+            shown.st_size,
+            shown.st_mtime_ns,
+        )
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+            assert hashlib.sha256(mapping).digest() == hashlib.sha256(content).digest()
+    with pytest.raises(FileNotFoundError):
+        (mount.history("run") / "old/data.bin").open("rb")
