@@ -1,6 +1,6 @@
-"""Commands about the state of things: status, verify, du, gc.
+"""Commands about the state of things: status, verify, scrub, du, gc.
 
-One rule: as in cli_versions.py. `verify` ends with 1 when something is wrong.
+One rule: as in cli_versions.py. `verify` and `scrub` end with 1 when something is wrong, or was.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MaybePath = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (status, verify, du, gc):
+    for command in (status, verify, scrub, du, gc):
         app.command()(command)
 
 
@@ -58,12 +58,48 @@ def verify(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) 
         print_json(answer)
     else:
         for one in corrupt:
-            tensor = f", tensor {one['tensor']}" if one["tensor"] else ""
-            say(f"corrupt: {one['path']}{tensor}: chunk {one['chunk']} at {one['place']}")
-        checked = human_bytes(cast(int, answer["checked_bytes"]))
-        say(f"{answer['name']}: {checked} in {answer['chunks']} chunks checked, {len(corrupt)} corrupt")
+            say(f"corrupt: {_named(one)}: chunk {one['chunk']} at {one['place']}")
+        say(f"{answer['name']}: {_checked(answer)}, {len(corrupt)} corrupt")
     if corrupt:
         raise Failed(1)
+
+
+def scrub(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = False) -> None:
+    """Read and check everything that the store holds, now; put right what has a second copy.
+
+    For the owner of the store. Ends with 1 if anything was wrong, also if it was put right.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened, the_only_mount
+
+    if path is None:
+        path = the_only_mount() if store is None else "/"
+    with opened(path, store) as (source, inner), progress_shown("scrub") as on_progress:
+        answer = cast("Mapping[str, object]", source.ask(messages.Scrub(path=inner), on_progress))
+    found = cast("Sequence[Mapping[str, object]]", answer["corrupt"])
+    if as_json:
+        print_json(answer)
+    else:
+        for one in found:
+            state = "healed" if one["healed"] else "corrupt"
+            say(f"{state}: {_named(one)}{': ' if one['path'] else ''}{one['what']} at {one['place']}")
+        healed = sum(bool(one["healed"]) for one in found)
+        left = len(found) - healed + cast(int, answer["more"])
+        say(f"{_checked(answer)}, {left} corrupt, {healed} healed")
+    if found:
+        raise Failed(1)
+
+
+def _named(one: Mapping[str, object]) -> str:
+    tensor = f", tensor {one['tensor']}" if one["tensor"] else ""
+    return f"{one['path'] or ''}{tensor}"
+
+
+def _checked(answer: Mapping[str, object]) -> str:
+    """How much was checked, and how fast."""
+    count, elapsed_s = cast(int, answer["checked_bytes"]), cast(float, answer.get("elapsed_s", 0.0))
+    rate = f" at {human_bytes(int(count / elapsed_s))}/s" if elapsed_s else ""
+    return f"{human_bytes(count)} in {answer['chunks']} chunks checked{rate}"
 
 
 def du(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:

@@ -136,6 +136,7 @@ def progress_shown(what: str, unit: str = "bytes") -> Iterator[Callable[[Progres
         rich_progress.DownloadColumn(binary_units=True)
         if unit == "bytes"
         else rich_progress.TextColumn(f"{{task.completed}} {unit}"),
+        *([rich_progress.TransferSpeedColumn()] if unit == "bytes" else []),
     )
     with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
@@ -176,7 +177,20 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "key", str(status.get("key") or "none is known: versions are not signed, or not by this user")
     yield "stored", human_bytes(cast(int, status["stored_bytes"]))
     yield "free", human_bytes(cast(int, status["free_bytes"]))
+    yield from _scrub_line(cast("Mapping[str, object] | None", status.get("scrub")))
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
+
+
+def _scrub_line(scrub: Mapping[str, object] | None) -> Iterator[tuple[str, str]]:
+    if scrub is None:
+        return
+    text = "never"
+    if scrub["age_s"] is not None:
+        age = human_age(cast(float, scrub["age_s"]))
+        text = f"{age} ago: {scrub['corrupt']} corrupt, {scrub['healed']} healed"
+    if scrub["under_way_bytes"] is not None:
+        text += f"; one under way, {human_bytes(cast(int, scrub['under_way_bytes']))} checked"
+    yield "scrubbed", text
 
 
 def _unit_row(unit: Mapping[str, object]) -> list[str]:

@@ -57,6 +57,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unit ("10GiB"), a share of the disk ("5%"), or "auto". `policy` says what history is wanted of
     which units; of the others all is kept while there is room. `key` is the file of the key that versions
     are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
+    Every `scrub_every_days` all that is stored is read again and checked, at `scrub_rate_mib_s` MiB a
+    second (0: never by itself).
     """
 
     settle_s: Seconds = 2.0
@@ -65,6 +67,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_free: int | str = "auto"
     key: str = ""
     policy: tuple[UnitPolicy, ...] = ()
+    scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
+    scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     write_path: Literal["auto", "plain"] = "auto"
 

@@ -110,6 +110,10 @@ class Verify(Request, frozen=True, kw_only=True):
     """Read and hash every chunk of a version again."""
 
 
+class Scrub(Request, frozen=True, kw_only=True):
+    """Check the whole store, and put right what can be."""
+
+
 class Du(Request, frozen=True, kw_only=True):
     """What a version, or all of them, take."""
 
@@ -134,6 +138,7 @@ AnyRequest = (
     | Rollback
     | Unit
     | Verify
+    | Scrub
     | Du
     | Gc
 )

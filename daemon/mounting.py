@@ -32,6 +32,7 @@ from ckptfs.daemon.places import make_socket_folder, socket_path
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.retaining import Policies, Retainer
 from ckptfs.daemon.rights import Modes
+from ckptfs.daemon.scrubbing import References, Scrubbing
 from ckptfs.daemon.service import Service
 from ckptfs.daemon.space import SpaceKeeper
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
@@ -41,6 +42,8 @@ from ckptfs.store.disk import Space
 from ckptfs.store.errors import CkptfsError, NoSpace, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import Change, Index
+from ckptfs.store.quarantine import Quarantine
+from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
 
 log = logging.getLogger(__name__)
@@ -111,6 +114,8 @@ class Mount:
             lambda: self.face.scheduler.is_publishing,
         )
         self._retainer = Retainer(parts.histories, self._sweeper, policies)
+        self._scrubbing = self._make_scrubbing()
+        self._quarantine = Quarantine(parts.disk, parts.index, parts.segments, self._keeper.min_free_bytes)
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
     async def serve(self, as_json: bool) -> None:
@@ -127,6 +132,8 @@ class Mount:
                 nursery.start_soon(keep_running, "flushing", self.face.flusher.run)
                 nursery.start_soon(keep_running, "space keeping", self._keeper.run)
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
+                nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
+                nursery.start_soon(keep_running, "scrubbing", self._scrubbing.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)
                 await session.run()
@@ -192,6 +199,14 @@ class Mount:
         """What statfs shows."""
         return self._keeper.space()
 
+    def _make_scrubbing(self) -> Scrubbing:
+        parts = self._parts
+        references = References(parts.index, parts.segments, parts.histories, self.face.namespace)
+        scrubber = Scrubber(
+            parts.disk, parts.index, parts.segments, parts.ingest.reclaim, parts.histories, references.find
+        )
+        return Scrubbing(scrubber, parts.index, self._config)
+
     def _make_service(self) -> Service:
         parts, face = self._parts, self.face
         addresses = Addresses(face.namespace, parts.histories, face.units.top_of)
@@ -224,6 +239,7 @@ class Mount:
             face.rollback,
             self._make_unit,
             self._retainer.collect,
+            self._scrubbing.now,
         )
 
     def _make_unit(self, directory: int) -> None:
@@ -237,6 +253,7 @@ class Mount:
             why=self.face.passthrough.why,
             mountpoint=self._path,
             ingest_pending_bytes=await pending_bytes(self.face),
+            scrub=self._scrubbing.status(),
         )
 
 

@@ -21,6 +21,7 @@ from ckptfs.daemon.keys import known_public_key
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.open_store import boot_id
 from ckptfs.daemon.queries import Facts, Queries, units_of
+from ckptfs.daemon.scrubbing import noted_scrubs
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
@@ -115,6 +116,7 @@ class OfflineStore:
             why="no daemon has this store; as of its last commit",
             mountpoint=None,
             ingest_pending_bytes=sum(sizes),
+            scrub=noted_scrubs(self._index),
         )
 
 

@@ -65,8 +65,10 @@ def opened_store(
         key = load_key()
         if key is not None:
             add_ro_compat(disk, SEALS)
-        index = Index(disk)
+        index = Index(disk, boot_id=boot_id())
         stack.callback(_close_index, index)
+        for found in index.problems:
+            log.error("the index was damaged: %s", found)
         histories = Histories(disk, index, key=key)
         for problem in histories.problems:
             log.error("a history is damaged: %s", problem)

@@ -43,6 +43,7 @@ class Facts:
     why: str
     mountpoint: str | None
     ingest_pending_bytes: int
+    scrub: Json = None
 
 
 class Queries:
@@ -98,6 +99,7 @@ class Queries:
             "stored_bytes": self._segments.payload_bytes(),
             "free_bytes": self._disk.space().available,
             "ingest_pending_bytes": facts.ingest_pending_bytes,
+            "scrub": facts.scrub,
             "key": None if self._key is None else self._key.fingerprint,
         }
 
@@ -144,12 +146,14 @@ class Queries:
         """Hash every chunk of a version (the latest, if none is named) again."""
         record = self._addresses.record(address)
         verifier = Verifier(self._disk, self._segments, self._limiter, report)
-        verdict = await verifier.check(record.top, address.inner)
+        total_bytes = record.logical_bytes if address.is_whole else 0
+        verdict = await verifier.check(record.top, address.inner, total_bytes)
         return {
             "number": record.number,
             "name": record.name,
             "checked_bytes": verdict.checked_bytes,
             "chunks": verdict.chunks,
+            "elapsed_s": verdict.elapsed_s,
             "corrupt": verdict.corrupt,
         }
 

@@ -61,8 +61,10 @@ class Service:
         rolling_back: RollingBack,
         make_unit: Callable[[int], None],
         collect: Callable[[bool], Awaitable[Json]],
+        scrub: Callable[[Report], Awaitable[Json]],
     ) -> None:
-        """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`."""
+        """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
+        `scrub(report)` that to `scrub`."""
         self._addresses = addresses
         self._queries = queries
         self._rights = rights
@@ -71,6 +73,7 @@ class Service:
         self._rolling_back = rolling_back
         self._make_unit = make_unit
         self._collect = collect
+        self._scrub = scrub
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
         """The result of a request by `peer`; a CkptfsError says why there is none."""
@@ -87,6 +90,9 @@ class Service:
             return self._queries.heads(self._visible_units(caller))
         if isinstance(request, messages.Rollback):
             return await self._roll_back(caller, request)
+        if isinstance(request, messages.Scrub):
+            self._rights.require_owner(caller)
+            return await self._scrub(report)
         address = self._rights.find(caller, request.path)
         result: Json
         match request:

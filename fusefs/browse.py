@@ -212,6 +212,14 @@ class Browse:
         saved = self._entry(node).xattrs if isinstance(node, SavedNode | VersionNode) else ()
         return [name for name, _ in saved]
 
+    def sibling_recipe(self, ino: int, name: bytes) -> RecipeId | None:
+        """The content of the file `name` beside a saved file."""
+        node = self._nodes.get(ino)
+        if not isinstance(node, SavedNode):
+            return None
+        entry = entry_named(self._saved.read(node.place.tree), name)
+        return None if entry is None else entry.recipe
+
     def path_of(self, ino: int) -> bytes:
         """A path for people, such as b"/run1/.versions/v000042_…/model/a"."""
         node = self._nodes.get(ino)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChanges
 from ckptfs.fusefs.browse import Browse
+from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.facts import VersionFacts
 from ckptfs.fusefs.files import Files
@@ -194,7 +195,7 @@ class Face:
     def _make_operations(self, room: Room) -> None:
         store = self._store
         self.browse = Browse(store.segments, store.histories, self.namespace, self.units)
-        self.versioned = VersionedFiles(store.segments, self.browse, self._live_recipe)
+        self.versioned = VersionedFiles(store.segments, self.browse, self._live_recipe, self._sibling_recipe)
         attribute_changes = AttributeChanges(store.disk, self.namespace, self.drafts, self.files, self.quiet)
         self.operations = CkptfsOperations(
             self.namespace,
@@ -212,6 +213,15 @@ class Face:
     def _live_recipe(self, ino: int) -> Recipe | None:
         content = self.namespace.inode(ino).content
         return self._store.segments.read_recipe(content.base) if content.base is not None else None
+
+    def _sibling_recipe(self, ino: int, name: bytes) -> RecipeId | None:
+        """The stored content of another file in the directory of a file, live or of a version."""
+        if ino >= FIRST_VIRTUAL_INO:
+            return self.browse.sibling_recipe(ino, name)
+        links = self.namespace.inode(ino).links
+        child = self.namespace.child(links[0][0], name) if links else None
+        content = None if child is None else self.namespace.inode(child).content
+        return None if content is None or content.staging else content.base
 
     def _make_root(self, owner: tuple[int, int], now_ns: int) -> None:
         """A new store starts with an empty root directory, the daemon's user its owner."""

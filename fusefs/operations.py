@@ -105,7 +105,8 @@ class CkptfsOperations(pyfuse3.Operations):
         except Exception:  # the report must not fail where the operation did
             path = f"inode {ino}"
         if isinstance(error, Corrupt):
-            log.error("%s of %s refused: %s", operation, path, self._versioned.describe(ino, error, args))
+            if (what := self._versioned.describe(ino, path, error)) is not None:
+                log.error("%s of %s refused: %s", operation, path, what)
         else:
             log.error("%s of %s failed unexpectedly", operation, path, exc_info=error)
 

@@ -6,28 +6,41 @@ it, and outlives its version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
-from ckptfs.store.formats import parse
+from ckptfs.store.formats import Reader, parse
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
+
+_TOLD_FOR_S = 60.0
+_MOST_TOLD = 1000
 
 
 class VersionedFiles:
     """Open files of versions by inode. Belongs to the trio thread."""
 
     def __init__(
-        self, segments: Segments, browse: Browse, live_recipe: Callable[[int], Recipe | None]
+        self,
+        segments: Segments,
+        browse: Browse,
+        live_recipe: Callable[[int], Recipe | None],
+        sibling_recipe: Callable[[int, bytes], RecipeId | None],
     ) -> None:
+        """`live_recipe(ino)` is the stored content of a live file, `sibling_recipe(ino, name)` that of
+        another file in its directory."""
         self._segments = segments
         self._browse = browse
         self._live_recipe = live_recipe
+        self._sibling_recipe = sibling_recipe
         self._open: dict[int, tuple[RecipeId, Recipe, int]] = {}
         self._shown: dict[int, Attributes] = {}
+        self._told: dict[tuple[int, bytes | None], float] = {}
 
     def open(self, ino: int) -> None:
         """Open once more; NotFound if the version is gone."""
@@ -64,21 +77,42 @@ class VersionedFiles:
         """What is open, for the collector to leave alone."""
         return [identity for identity, _, _ in self._open.values()]
 
-    def describe(self, ino: int, error: Corrupt, args: Sequence[object]) -> str:
-        """The error with the tensor that the bytes belong to, if the file's format tells."""
-        recipe = self._open[ino][1] if ino in self._open else self._live_recipe(ino)
-        if recipe is None or error.expected is None:
-            return str(error)
+    def describe(self, ino: int, path: str, error: Corrupt) -> str | None:
+        """The error with the tensor that the bytes belong to, if the file's format tells.
+
+        None if that was said of this file and chunk in the last minute: the kernel asks again and again.
+        """
+        now = time.monotonic()
+        key = (ino, error.expected)
+        if self._told.get(key, now) > now:
+            return None
+        if len(self._told) >= _MOST_TOLD:
+            self._told.clear()
+        self._told[key] = now + _TOLD_FOR_S
+        try:
+            recipe = self._open[ino][1] if ino in self._open else self._live_recipe(ino)
+        except CkptfsError:
+            recipe = None
+        where = "" if recipe is None else self._place_in(ino, path, recipe, error)
+        return f"{where}{error}; restore the chunk from a copy, or roll back"
+
+    def _place_in(self, ino: int, path: str, recipe: Recipe, error: Corrupt) -> str:
+        """The tensor and file offset of a chunk, as the beginning of a sentence."""
         offset = next(
             (recipe.start(i) for i in range(len(recipe)) if recipe.piece(i).chunk == error.expected), None
         )
         if offset is None:
-            return str(error)
+            return ""
         try:
-            layout = parse(self._segments.file_reader(recipe), "", None)
+            name = path.rpartition("/")[2]
+            layout = parse(self._segments.file_reader(recipe), name, lambda other: self._sibling(ino, other))
         except CkptfsError:
             layout = None
         tensors = layout.tensors if layout is not None else ()
-        tensor = next((t.name for t in tensors if t.offset <= offset < t.offset + t.length), None)
-        where = f"tensor {tensor!r}, " if tensor is not None else ""
-        return f"{where}file offset {offset}: {error}; restore the chunk from a copy, or roll back"
+        tensor = next((t.name for t in tensors if t.offset <= offset < t.end), None)
+        named = f"tensor {tensor!r}, " if tensor is not None else ""
+        return f"{named}file offset {offset}: "
+
+    def _sibling(self, ino: int, name: str) -> Reader | None:
+        identity = self._sibling_recipe(ino, os.fsencode(name))
+        return None if identity is None else self._segments.file_reader(self._segments.read_recipe(identity))

@@ -368,6 +368,10 @@ class Histories:
         if unit is None and not scan.frames:
             self._drop_empty(unit_id, tail)
             return None
+        for offset, right in scan.mended:
+            self._log.mend(unit_id, start + offset, right)
+            what = "a flipped bit of a history was put right"
+            self.problems.append(self._log.corrupt(unit_id, start + offset, what))
         if scan.end < len(tail):
             self._log.cut(unit_id, start + scan.end)
         change = Change()

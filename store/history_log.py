@@ -118,6 +118,15 @@ class HistoryLog:
             self._disk.close(fd)
         self._ends.pop(unit, None)
 
+    def mend(self, unit: UnitId, start: int, right: bytes) -> None:
+        """Write a record over its damaged self. Durable when: this returned."""
+        fd = self._disk.open_write(history_path(unit))
+        try:
+            self._disk.pwrite(fd, right, start)
+            self._sync(unit, fd)
+        finally:
+            self._disk.close(fd)
+
     def end(self, unit: UnitId) -> int:
         """How long the file became by appends of this process; 0 if there were none."""
         return self._ends.get(unit, 0)

@@ -9,10 +9,12 @@ Source: FORMAT.md, "History".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ckptfs.store.frames import MAGIC, OVERHEAD_BYTES, Frame, decode_frames
+from ckptfs.store.frames import MAGIC, OVERHEAD_BYTES, Frame, decode_frames, mend_frame
 from ckptfs.store.history import RecordKind
+
+_KINDS = range(min(RecordKind), max(RecordKind) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +22,23 @@ class HistoryScan:
     """What lies behind an offset of a history file; all offsets count from there.
 
     `frames` are whole and of rising sequence; `end` is where the last of them ends; `damaged` are
-    (start, end) ranges before `end` that are no frames.
+    (start, end) ranges before `end` that are no frames. `starts` are where the frames begin, `mended`
+    the (start, bytes) of those in which one flipped bit was put right; the file has them wrong.
     """
 
     frames: list[Frame]
     end: int
     damaged: list[tuple[int, int]]
+    starts: list[int] = field(default_factory=list)
+    mended: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 def scan_history(encoded: bytes, sequence: int) -> HistoryScan:
     """The frames in `encoded`, the part of a file that begins behind frame number `sequence`."""
     frames: list[Frame] = []
     damaged: list[tuple[int, int]] = []
+    starts: list[int] = []
+    mended: list[tuple[int, bytes]] = []
     end = at = 0
     while at >= 0:
         base = at
@@ -41,10 +48,19 @@ def scan_history(encoded: bytes, sequence: int) -> HistoryScan:
             if at > end or frame.sequence != sequence + 1:
                 damaged.append((end, at))
             frames.append(frame)
+            starts.append(at)
             sequence = frame.sequence
             end = at = base + frame.end
+        right = mend_frame(encoded, end, sequence + 1, _KINDS) if at == end else None
+        if right is not None:
+            frames.extend(decode_frames(right))
+            starts.append(end)
+            mended.append((end, right))
+            sequence += 1
+            end = at = end + len(right)
+            continue
         at = encoded.find(MAGIC, at + 1 if at == base else at)
-    return HistoryScan(frames, end, damaged)
+    return HistoryScan(frames, end, damaged, starts, mended)
 
 
 def whole_batches(scan: HistoryScan) -> HistoryScan:
@@ -59,4 +75,5 @@ def whole_batches(scan: HistoryScan) -> HistoryScan:
         end -= OVERHEAD_BYTES + len(scan.frames[kept].payload)
     if any(at > end for _, at in scan.damaged):
         return scan
-    return HistoryScan(scan.frames[:kept], end, scan.damaged)
+    mended = [(at, right) for at, right in scan.mended if at < end]
+    return HistoryScan(scan.frames[:kept], end, scan.damaged, scan.starts[:kept], mended)

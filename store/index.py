@@ -18,15 +18,18 @@ from enum import IntEnum
 import lmdb
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import NoSpace, ReadOnly
-from ckptfs.store.journal import Journal, Op
+from ckptfs.store.errors import Corrupt, NoSpace, Place, ReadOnly
+from ckptfs.store.journal import JOURNAL_PATH, Journal, Op
+from ckptfs.store.page_sums import check_pages, remove_page_sums, write_page_sums
 from ckptfs.store.removal_gate import RemovalGate
 
 _MAP_BYTES = 1 << 40
 _AHEAD_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 _SEQUENCE = b"sequence"
+_BOOT_ID = b"boot_id"
 INDEX_PATH = "index"
+_FILE_PATH = f"{INDEX_PATH}/data.mdb"
 
 
 class Table(IntEnum):
@@ -78,14 +81,21 @@ class Change:
 class Index:
     """LMDB and its journal. Every method belongs to the thread that opened it.
 
-    `removals`: see RemovalGate.
+    `removals`: see RemovalGate. `problems` is what was found damaged at opening, and mended.
     """
 
-    def __init__(self, disk: Disk, *, read_only: bool = False) -> None:
+    def __init__(self, disk: Disk, *, read_only: bool = False, boot_id: str = "") -> None:
+        """`boot_id`: the kernel's; records that a journal lost are then told from a power cut's.
+
+        Corrupt if pages of the index, or records of its journal, are damaged beyond repair.
+        """
+        self.problems: list[str] = []
+        self._check_pages(disk, read_only)
         self._thread = threading.get_ident()
         self._read_only = read_only
         if not read_only:
             disk.make_dir(INDEX_PATH)
+            remove_page_sums(disk)
         self._env = lmdb.open(
             disk.absolute(INDEX_PATH),
             map_size=_MAP_BYTES,
@@ -105,7 +115,13 @@ class Index:
         self._allocated_bytes = 0
         if not read_only:
             self._journal = Journal(disk)
-            self._replay()
+            try:
+                self._replay(boot_id)
+            except BaseException:
+                self._transaction.abort()
+                self._journal.close()
+                self._env.close()
+                raise
             self.commit()
             self._journal.begin_anew()
             self._journal.ensure_reserve()
@@ -213,15 +229,39 @@ class Index:
         """Keep blocks aside again."""
         self._journal.ensure_reserve()
 
+    def check_journal(self) -> Corrupt | None:
+        """What is wrong with the records that the next start would replay; None: nothing."""
+        return self._journal.check()
+
     def close(self) -> None:
-        """Commit and close."""
+        """Commit and close, with the pages' checksums beside the file if there is room for them."""
         if self._read_only:
             self._transaction.abort()
-        else:
-            self.commit()
-            self._transaction.abort()
-            self._journal.close()
+            self._env.close()
+            return
+        self.commit()
+        self._transaction.abort()
+        self._journal.close()
         self._env.close()
+        try:
+            write_page_sums(self._disk, _FILE_PATH)
+        except OSError:
+            pass  # The next start then checks nothing, as after a kill.
+
+    def _check_pages(self, disk: Disk, read_only: bool) -> None:
+        """What rotted while no daemon ran. Damaged sums say nothing about the index."""
+        try:
+            found = check_pages(disk, _FILE_PATH, mend=not read_only)
+        except Corrupt as e:
+            self.problems.append(str(e))
+            return
+        if found is not None and found.damaged:
+            what = f"{len(found.damaged)} pages of the index are damaged; " + (
+                "a mount mends it, or says what to do" if read_only else "run `ckptfs rebuild`"
+            )
+            raise Corrupt(what, place=Place(_FILE_PATH, found.damaged[0] * _PAGE_BYTES))
+        if found is not None and found.mended:
+            self.problems.append(f"a flipped bit was put right in pages {found.mended} of {_FILE_PATH}")
 
     def _allocate_ahead(self) -> None:
         """Keep blocks behind the used pages of the file, so that commits go on when the disk is full."""
@@ -271,12 +311,28 @@ class Index:
         committed = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")
         for _, operations in self._journal.replay(committed):
             self._put(operations)
+        if self._journal.damage is not None:
+            raise self._journal.damage
 
-    def _replay(self) -> None:
+    def _replay(self, boot_id: str) -> None:
         for sequence, operations in self._journal.replay(self._sequence):
             self._put(operations)
             self._sequence = sequence
             self._pending += len(operations)
+        if self._journal.mended:
+            self.problems.append(
+                f"a flipped bit was put right in {self._journal.mended} records of the journal"
+            )
+        damage = self._journal.damage
+        if damage is None:
+            return
+        # Without a power cut in between every record was whole once, and was answered.
+        if boot_id and self.get(Table.META, _BOOT_ID) == boot_id.encode():
+            raise Corrupt(f"{damage}; run `ckptfs rebuild`, which keeps the files in staging")
+        kept = f"quarantine/journal-{self._sequence}"
+        self._disk.make_dir("quarantine")
+        self._disk.write_file(kept, self._disk.read_file(JOURNAL_PATH))
+        self.problems.append(f"{damage}; that may be so after a power cut; kept as {kept}")
 
     def _put(self, operations: list[Op]) -> None:
         put, delete, tables = self._transaction.put, self._transaction.delete, self._tables

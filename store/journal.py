@@ -13,8 +13,8 @@ import errno
 import msgspec
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt, InvalidRequest, NoSpace, ReadOnly
-from ckptfs.store.frames import decode_frames, encode_frame
+from ckptfs.store.errors import Corrupt, InvalidRequest, NoSpace, Place, ReadOnly
+from ckptfs.store.frames import MAGIC, Frame, decode_frames, encode_frame, mend_frame
 
 JOURNAL_PATH = "journal/current"
 RESERVE_PATH = "journal/reserve"
@@ -31,7 +31,9 @@ class Journal:
     """A file of frames, each a list of (table number, key, value or None), written from its start
     after every commit; sequence numbers tell the new ones from what is left of the old.
 
-    Touched only by the index thread.
+    `mended` counts the records of which one flipped bit was put right, `damage` is what `replay` met
+    last where a record should have been: damage, because whole records follow. Touched only by the
+    index thread.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -46,6 +48,8 @@ class Journal:
         self._end = 0
         self._synced_end = 0
         self._broken = False
+        self.mended = 0
+        self.damage: Corrupt | None = None
 
     def replay(self, after: int) -> list[tuple[int, list[Op]]]:
         """(sequence, operations) of every whole record behind sequence `after`, in order.
@@ -57,19 +61,57 @@ class Journal:
         """
         encoded = self._disk.pread(self._fd, self._disk.fstat(self._fd).st_size, 0)
         found: list[tuple[int, list[Op]]] = []
-        self._end = 0
-        for frame in decode_frames(encoded):
-            if found and frame.sequence != found[-1][0] + 1:
+        self._end, self.damage = 0, None
+        at, previous = 0, 0
+        while (frame := self._next_frame(encoded, at, previous or after)) is not None:
+            if previous and frame.sequence != previous + 1:
                 break
-            if not found and frame.sequence > after + 1:
+            if not previous and frame.sequence > after + 1:
                 raise InvalidRequest(
                     f"the index of {self._disk.root} is not the one of its journal; "
                     "run `ckptfs rebuild` first"
                 )
+            at, previous = at + frame.end, frame.sequence
             if frame.sequence > after:
                 found.append((frame.sequence, self._operations(frame.payload)))
-                self._end = frame.end
+                self._end = at
         return found
+
+    def _next_frame(self, encoded: bytes, at: int, previous: int) -> Frame | None:
+        """The record at byte `at`, its one flipped bit put right if need be; `end` counts from there."""
+        frame = next(decode_frames(memoryview(encoded)[at:]), None)
+        if frame is not None:
+            return frame
+        right = mend_frame(encoded, at, previous + 1, range(CHANGE_KIND, CHANGE_KIND + 1))
+        if right is not None:
+            self.mended += 1
+            return next(decode_frames(right))
+        self.damage = self._damage_at(encoded, at, previous)
+        return None
+
+    def _damage_at(self, encoded: bytes, at: int, previous: int) -> Corrupt | None:
+        """Whether what stands at `at` was a record: then later ones may stand behind it."""
+        following = encoded.find(MAGIC, at + 1)
+        while following >= 0:
+            frame = next(decode_frames(memoryview(encoded)[following:]), None)
+            if frame is not None and frame.sequence > previous + 1:
+                lost = frame.sequence - previous - 1
+                what = f"the journal is damaged: {lost} changes before change {frame.sequence} are lost"
+                return Corrupt(what, place=Place(JOURNAL_PATH, at))
+            following = encoded.find(MAGIC, following + 1)
+        return None
+
+    def check(self) -> Corrupt | None:
+        """What is wrong with the records that the next start would replay; None: nothing."""
+        encoded = self._disk.pread(self._fd, self._end, 0)
+        at, previous = 0, None
+        for frame in decode_frames(encoded):
+            if previous is not None and frame.sequence != previous + 1:
+                break
+            at, previous = frame.end, frame.sequence
+        if at == len(encoded) == self._end:
+            return None
+        return Corrupt("a record of the journal is damaged", place=Place(JOURNAL_PATH, at))
 
     def append(self, sequence: int, operations: list[Op]) -> None:
         """Write one record. Durable when: `sync` returned (a dying process loses nothing)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound, Unsupported
 from ckptfs.store.filesystem import check_file_system
+from ckptfs.store.hashing import crc64
 
 FORMAT_PATH = "format"
 LOCK_PATH = "lock"
@@ -32,6 +34,9 @@ _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.02
 _MAX_SMALL_FILE_BYTES = 1 << 16
+_MAX_MENDED_FORMAT_BYTES = 1 << 10
+_NO_CHECKSUM = b"0" * 16
+_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{16})"')
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -103,20 +108,63 @@ def _make_folders(disk: Disk) -> None:
 
 
 def encode_format(form: Format) -> bytes:
-    """The bytes of the format file: one line of JSON."""
-    return msgspec.json.encode(form) + b"\n"
+    """The bytes of the format file: one line of JSON that ends with its checksum."""
+    blank = msgspec.json.encode(form)[:-1] + b',"checksum":"%s"}\n' % _NO_CHECKSUM
+    return blank.replace(_NO_CHECKSUM, b"%016x" % crc64(blank))
 
 
 def read_format(disk: Disk) -> Format:
-    """What the format file says; InvalidRequest if it is not one."""
+    """What the format file says, one flipped bit put right; InvalidRequest if it is not one."""
+    form = _decode_format(_read_small(disk, FORMAT_PATH))
+    if form is None:
+        raise InvalidRequest(f"{disk.absolute(FORMAT_PATH)} is not the format file of a ckptfs store")
+    return form
+
+
+def mend_format(disk: Disk) -> str | None:
+    """Write the format file again if a bit of it has flipped; what was wrong, or None. Durable when:
+    this returned."""
     encoded = _read_small(disk, FORMAT_PATH)
+    if _has_right_checksum(encoded) or (right := _mended_format(encoded)) is None:
+        return None
+    disk.write_file(FORMAT_PATH, right)
+    return "a bit of the format file was flipped"
+
+
+def _decode_format(encoded: bytes) -> Format | None:
+    """The format in a file's bytes; None if they are none, even with any one of their bits flipped.
+
+    A file without a checksum is one of before there was any.
+    """
+    if not _has_right_checksum(encoded):
+        encoded = _mended_format(encoded) or (b"" if b'"checksum"' in encoded else encoded)
     try:
         form = msgspec.json.decode(encoded, type=Format)
     except msgspec.DecodeError:
-        form = None
-    if form is None or form.kind != _KIND:
-        raise InvalidRequest(f"{disk.absolute(FORMAT_PATH)} is not the format file of a ckptfs store")
-    return form
+        return None
+    return form if form.kind == _KIND else None
+
+
+def _has_right_checksum(encoded: bytes) -> bool:
+    found = _CHECKSUM.search(encoded)
+    if found is None:
+        return False
+    blank = encoded[: found.start(1)] + _NO_CHECKSUM + encoded[found.end(1) :]
+    return int(found[1], 16) == crc64(blank)
+
+
+def _mended_format(encoded: bytes) -> bytes | None:
+    """The file before one of its bits flipped; None if that does not explain it."""
+    if len(encoded) > _MAX_MENDED_FORMAT_BYTES:
+        return None
+    candidates = (_with_flip(encoded, bit) for bit in range(8 * len(encoded)))
+    return next((one for one in candidates if _has_right_checksum(one)), None)
+
+
+def _with_flip(encoded: bytes, bit: int) -> bytes:
+    flipped = bytearray(encoded)
+    flipped[bit >> 3] ^= 1 << (bit & 7)
+    return bytes(flipped)
 
 
 def check_format(form: Format, *, writing: bool) -> None:

@@ -23,6 +23,7 @@ from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import INDEX_PATH, Change, Index, Table
 from ckptfs.store.journal import JOURNAL_PATH
 from ckptfs.store.live_tree import LiveTree
+from ckptfs.store.page_sums import remove_page_sums
 from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, keep_aside, segment_files
 from ckptfs.store.segment_files import find_bad, read_idx
 from ckptfs.store.segment_format import (
@@ -100,6 +101,7 @@ def _put_in_place(disk: Disk) -> None:
     disk.make_dir(INDEX_PATH)
     if disk.exists(f"{INDEX_PATH}/lock.mdb"):
         disk.unlink(f"{INDEX_PATH}/lock.mdb")
+    remove_page_sums(disk)
     disk.rename(f"{NEW_INDEX_PATH}/{INDEX_PATH}/data.mdb", f"{INDEX_PATH}/data.mdb")
     disk.sync_dir(INDEX_PATH)
     disk.sync_dir("")

@@ -8,7 +8,8 @@ Source: FORMAT.md, "Segments", what a crash leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 from msgspec.structs import replace
@@ -87,6 +88,25 @@ class Reclaim:
         removed = sum(payload for payload, _ in lost.values())
         change.after_commit(lambda: self._removed({s: dead for s, (_, dead) in lost.items()}, removed))
         return removed
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Nothing is removed or punched until the block ends: for whoever rewrites an `.idx`."""
+        async with self._one_at_a_time:
+            yield
+
+    def superseded(self, segment: int, chunk: ChunkId) -> None:
+        """A chunk has its place elsewhere now, and that is committed."""
+        self.dead.setdefault(segment, set()).add(chunk)
+
+    def restored(self, segment: int, chunks: Iterable[ChunkId]) -> None:
+        """A segment's `.idx` is right again, and these of its chunks are in use."""
+        self.damaged.pop(segment, None)
+        if segment in self.dead:
+            self.dead[segment].difference_update(chunks)
+        facts = self._segments.facts(segment)
+        if facts is not None and facts.punch_due:
+            self.due.add(segment)
 
     async def execute(self) -> int:
         """Remove what is dead and punch what is due, as far as leases allow; returns the bytes

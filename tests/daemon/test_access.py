@@ -11,6 +11,7 @@ from filled_store import KEY, FilledStore
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
+from ckptfs.daemon.control import Report
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.rights import Caller, Modes
@@ -83,6 +84,9 @@ def world(filled_store: FilledStore) -> World:
     made_units: list[int] = []
     rolling_back = RollingBack(filled_store)
 
+    async def scrub(report: Report) -> Json:
+        return {"corrupt": []}
+
     async def collect(dry_run: bool) -> Json:
         return {"freed_bytes": FREED_BYTES, "dry_run": dry_run}
 
@@ -104,6 +108,7 @@ def world(filled_store: FilledStore) -> World:
         rolling_back,
         made_units.append,
         collect,
+        scrub,
     )
     return World(filled_store, service, above, made_units, rolling_back)
 
@@ -212,9 +217,12 @@ def test_a_rollback_of_what_is_no_unit_is_refused(world: World) -> None:
 
 
 def test_the_rest_is_the_owners(world: World) -> None:
-    for request in (messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc()):
+    for request in (
+        messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc(), messages.Scrub(),
+    ):  # fmt: skip
         assert world.refused(MINE, request) is NotPermitted
     assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES, "dry_run": False}
+    assert world.ask(OWNER, messages.Scrub()) == {"corrupt": []}
     world.ask(ROOT, messages.Forget(path="/open@1"))
     assert world.ask(ROOT, messages.Log(path="/open")) == []
 

@@ -53,6 +53,7 @@ STATUS: Json = {
     "stored_bytes": 1536,
     "free_bytes": 5 << 30,
     "ingest_pending_bytes": 0,
+    "scrub": {"age_s": None, "checked_bytes": None, "corrupt": None, "healed": None, "under_way_bytes": 5},
 }
 KEY = SigningKey(bytes(32)).public
 PROOF: dict[str, Json] = {
@@ -110,7 +111,7 @@ class Daemon:
             raise self.error
         if isinstance(request, messages.Log) and request.verify:
             return {**PROOF, "findings": self.findings}
-        return ANSWERS.get(type(request)) or {**VERDICT, "corrupt": self.corrupt}
+        return ANSWERS.get(type(request)) or {**VERDICT, "corrupt": self.corrupt, "elapsed_s": 2.0, "more": 0}
 
 
 @pytest.fixture
@@ -229,7 +230,25 @@ def test_text_for_people(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> 
     assert "open" not in collected
     rolled = said(capsys, 0, "rollback", run, "--to", "2")
     assert "run is what it was in v2 (v000003_20261129T160211Z); before, it was v3" in rolled
-    assert "2 chunks checked, 0 corrupt" in said(capsys, 0, "verify", run)
+    assert "2 chunks checked at 1.0 KiB/s, 0 corrupt" in said(capsys, 0, "verify", run)
+
+
+def test_scrub_says_what_it_found(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(daemon.mountpoint)
+    assert "2 chunks checked at 1.0 KiB/s, 0 corrupt, 0 healed" in said(capsys, 0, "scrub", run)
+    assert daemon.seen == [messages.Scrub(path="/")]
+    found: dict[str, Json] = {
+        "path": None, "tensor": None, "chunk": None, "place": "format", "what": "a bit", "healed": True,
+    }  # fmt: skip
+    daemon.corrupt = [found, {**found, "path": "/run/x@1", "tensor": "w", "healed": False}]
+    out = said(capsys, 1, "scrub", run)
+    assert "healed: a bit at format" in out and "corrupt: /run/x@1, tensor w: a bit at format" in out
+    assert "1 corrupt, 1 healed" in out
+    assert json.loads(said(capsys, 1, "scrub", run, "--json"))["corrupt"] == daemon.corrupt
+
+
+def test_status_tells_of_the_last_scrub(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "never" in said(capsys, 0, "status", str(daemon.mountpoint))
 
 
 def test_log_verify_names_what_it_finds(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:

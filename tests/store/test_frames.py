@@ -113,7 +113,7 @@ def test_the_scan_loses_the_damaged_frame_and_no_other(
     if not content:
         return
     at = data.draw(st.integers(0, len(content) - 1))
-    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    content[at] ^= data.draw(st.sampled_from([n for n in range(256) if n.bit_count() > 1]))
     hit = next(n for n in range(len(frames)) if len(encoded(frames[: n + 1])) > at)
     scan = scan_history(bytes(content), 0)
     assert fields(scan.frames) == frames[:hit] + frames[hit + 1 :]
@@ -122,6 +122,20 @@ def test_the_scan_loses_the_damaged_frame_and_no_other(
     else:
         assert scan.damaged == [(len(encoded(frames[:hit])), len(encoded(frames[: hit + 1])))]
         assert scan.end == len(content)
+
+
+@given(HISTORIES, st.data())
+def test_the_scan_mends_one_flipped_bit(frames: list[tuple[int, int, bytes]], data: st.DataObject) -> None:
+    content = bytearray(encoded(frames))
+    if not content:
+        return
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    scan = scan_history(bytes(content), 0)
+    assert fields(scan.frames) == frames
+    assert (scan.end, scan.damaged, len(scan.mended)) == (len(content), [], 1)
+    start, right = scan.mended[0]
+    assert encoded(frames) == bytes(content[:start]) + right + bytes(content[start + len(right) :])
 
 
 @given(broken(HISTORIES.map(encoded)))

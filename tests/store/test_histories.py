@@ -363,14 +363,14 @@ def test_damage_in_the_middle_loses_one_version_and_not_the_later_ones(store: St
         store.publish(A)
     content = bytearray(store.file(A).read_bytes())
     frames = list(decode_frames(bytes(content)))
-    content[frames[2].end - 50] ^= 1  # version 2
+    content[frames[2].end - 50] ^= 3  # version 2
     store.file(A).write_bytes(content)
     store.rebuild()
     assert store.histories.numbers(A) == [1, 3, 4, 5]
     assert any("damaged" in str(p) for p in store.histories.problems)
     assert store.file(A).read_bytes() == content
     assert store.publish(A).number == 6
-    content[60] ^= 1  # the unit's own record
+    content[60] ^= 3  # the unit's own record
     store.file(A).write_bytes(content)
     store.rebuild()
     assert store.histories.numbers(A) == [1, 3, 4, 5]

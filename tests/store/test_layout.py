@@ -43,8 +43,15 @@ def test_a_store_is_made_once_and_opened_again(tmp_path: Path) -> None:
 
 def test_the_format_file_is_golden() -> None:
     assert encode_format(Format()) == (
-        b'{"kind":"ckptfs store","version":1,"compat":[],"ro_compat":[],"incompat":[]}\n'
+        b'{"kind":"ckptfs store","version":1,"compat":[],"ro_compat":[],"incompat":[],'
+        b'"checksum":"2d41a9be6642b5f2"}\n'
     )
+
+
+def test_a_format_file_of_before_there_was_a_checksum_is_read(tmp_path: Path) -> None:
+    old = b'{"kind":"ckptfs store","version":1,"compat":[],"ro_compat":[],"incompat":[]}\n'
+    (tmp_path / FORMAT_PATH).write_bytes(old)
+    assert read_format(Disk(str(tmp_path))) == Format()
 
 
 def test_folders_that_a_backup_left_out_are_made_for_writing_only(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_what_is_damaged_is_told_and_the_rest_comes_back(tmp_path: Path, rng: ra
         store.close()
         idx = root / segment_paths(lost_segment)[1]
         damaged = bytearray(idx.read_bytes())
-        damaged[len(damaged) // 2] ^= 1
+        damaged[len(damaged) // 2] ^= 3
         idx.write_bytes(damaged)
         shutil.rmtree(root / "index")
 

@@ -1,0 +1,320 @@
+"""The segments' part of a scrub: `.idx` files, payloads, and the rows of the index about them.
+
+One rule: a row is replaced only by one whose payload was hashed, in the step in which the old one is
+still the wrong one that was found.
+
+Everything belongs to the index thread; reading and hashing is done in worker threads.
+Source: FORMAT.md, "Scrub".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import trio
+from msgspec.structs import replace
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.reclaim import Reclaim
+from ckptfs.store.scrub_run import Found, Interrupted, Pace, Tell
+from ckptfs.store.scrub_state import Finding
+from ckptfs.store.segment_check import find_copies, is_right, mend_idx, remake_idx
+from ckptfs.store.segment_files import Suspect, find_bad, place_of, read_idx_bytes
+from ckptfs.store.segment_format import (
+    Location,
+    Row,
+    SegmentFacts,
+    SegmentIndex,
+    decode_location,
+    encode_facts,
+    encode_location,
+    segment_key,
+    segment_paths,
+)
+from ckptfs.store.segments import Segments
+
+_BATCH_BYTES = 8 << 20
+_BATCH_CHUNKS = 1024
+_SLICE_ROWS = 512
+_NOTE_EVERY_S = 10.0
+
+
+class SegmentScrub:
+    """Checks all segments of a store, and heals chunks. One run at a time."""
+
+    def __init__(
+        self, disk: Disk, index: Index, segments: Segments, reclaim: Reclaim, now_ns: Callable[[], int]
+    ) -> None:
+        self._disk = disk
+        self._index = index
+        self._segments = segments
+        self._reclaim = reclaim
+        self._now_ns = now_ns
+
+    # ---- segments ---------------------------------------------------------------------------
+
+    async def check_all(
+        self,
+        found: Found,
+        pace: Pace,
+        tell: Tell,
+        is_unwanted: Callable[[], bool],
+        note: Callable[[], None],
+    ) -> None:
+        """Check every segment from `found.run.next_segment` on; `note` is called now and then.
+
+        Interrupted as soon as `is_unwanted` says so.
+        """
+        noted_at = time.monotonic()
+        start = segment_key(found.run.next_segment)
+        while rows := self._index.scan(Table.SEGMENT, start=start, limit=1):
+            key = rows[0][0]
+            number = int.from_bytes(key, "big")
+            await self._check_segment(number, found, pace, is_unwanted)
+            found.run = replace(found.run, next_segment=number + 1)
+            start = segment_key(number + 1)
+            tell(found.run.checked_bytes, self._segments.payload_bytes())
+            if time.monotonic() - noted_at >= _NOTE_EVERY_S:
+                note()
+                noted_at = time.monotonic()
+
+    async def _check_segment(
+        self, number: int, found: Found, pace: Pace, is_unwanted: Callable[[], bool]
+    ) -> None:
+        index = await self._check_idx(number, found)
+        if index is None:
+            return
+        before = self._facts(number)
+        here, strays = await self._sorted_rows(number, index.rows)
+        for batch in _batches(here):
+            found.run = replace(found.run, chunks=found.run.chunks + len(batch))
+            await self._check_batch(batch, found)
+            read = sum(location.stored for _, location in batch)
+            found.run = replace(found.run, checked_bytes=found.run.checked_bytes + read)
+            await pace.spent(read)
+            if is_unwanted():
+                raise Interrupted
+        await self._check_strays(number, strays, found)
+        facts = self._facts(number)
+        if facts is None or facts != before:
+            return
+        if facts.chunks != len(here) or facts.payload_bytes != sum(one.stored for _, one in here):
+            found.miscounted.add(number)
+        elif any(chunk in found.bad for chunk, _ in here):
+            # So every dedup hit in it is hashed, in later mounts too.
+            self._put_facts(number, replace(facts, verified_ns=0))
+        else:
+            self._segments.mark_verified(number)
+            self._segments.suspect.discard(number)
+            self._put_facts(number, replace(facts, verified_ns=self._now_ns()))
+
+    async def _check_idx(self, number: int, found: Found) -> SegmentIndex | None:
+        """The `.idx`, made right if it was wrong; None if the segment is gone, or nothing helps."""
+        path = segment_paths(number)[1]
+        async with self._reclaim.paused():
+            try:
+                index, is_file_right = await trio.to_thread.run_sync(read_idx_bytes, self._disk, number)
+                if is_file_right:
+                    return index
+                await trio.to_thread.run_sync(mend_idx, self._disk, number)
+                what = "a bit of the .idx was flipped"
+            except Corrupt as e:
+                facts = self._facts(number)
+                if facts is None:
+                    return None
+                rows = await self._rows_of(number)
+                try:
+                    index = await trio.to_thread.run_sync(remake_idx, self._disk, number, facts, rows)
+                except (CkptfsError, OSError):
+                    found.add(Finding(path, str(e)))
+                    return None
+                what = f"{e}; it was made anew from the index"
+            self._segments.evict(number)
+            self._reclaim.restored(number, ())
+        found.add(Finding(path, what, healed=True))
+        return index
+
+    async def _rows_of(self, number: int) -> list[Suspect]:
+        """What the chunk table says lies in a segment, by place."""
+        rows: list[Suspect] = []
+        async for key, value in self._scan(Table.CHUNK):
+            location = decode_location(value)
+            if location.segment == number:
+                rows.append((ChunkId(key), location))
+        return sorted(rows, key=lambda row: (row[1].flags, row[1].offset))
+
+    async def _sorted_rows(self, number: int, rows: Sequence[Row]) -> tuple[list[Suspect], list[Suspect]]:
+        """The rows that the chunk table has here, in the order of their places, and the others."""
+        here: list[Suspect] = []
+        strays: list[Suspect] = []
+        for start in range(0, len(rows), _SLICE_ROWS):
+            for row in rows[start : start + _SLICE_ROWS]:
+                location = row.location(number)
+                is_here = self._segments.locate(row.chunk) == location
+                (here if is_here else strays).append((row.chunk, location))
+            await trio.lowlevel.checkpoint()
+        here.sort(key=lambda pair: (pair[1].flags, pair[1].offset))
+        return here, strays
+
+    async def _check_batch(self, batch: list[Suspect], found: Found) -> None:
+        bad = await trio.to_thread.run_sync(find_bad, self._disk, batch, abandon_on_cancel=True)
+        for one in bad:
+            if self._segments.locate(one.chunk) == one.location:
+                self._segments.note_bad(one)
+                found.bad[one.chunk] = one.location
+
+    async def _check_strays(self, number: int, strays: list[Suspect], found: Found) -> None:
+        """Rows of an `.idx` that the chunk table has elsewhere: a healed chunk, or a wrong row."""
+        for chunk, here in strays:
+            there = self._segments.locate(chunk)
+            if there is None or there == here:
+                continue
+            if await trio.to_thread.run_sync(is_right, self._disk, chunk, there):
+                continue
+            if await trio.to_thread.run_sync(is_right, self._disk, chunk, here):
+                async with self._reclaim.paused():
+                    if self._move(chunk, there, here):
+                        what = f"the chunk table had it wrong ({place_of(there)})"
+                        found.add(Finding(str(place_of(here)), what, chunk, healed=True))
+                        found.miscounted |= {number, there.segment}
+                        found.bad.pop(chunk, None)
+            elif self._segments.locate(chunk) == there:
+                found.bad[chunk] = there
+
+    # ---- the chunk table as a whole ------------------------------------------------------------
+
+    async def check_table(self, found: Found) -> None:
+        """Every row of the chunk table belongs to a segment, and the segments' counts are right."""
+        counts: dict[int, tuple[int, int]] = {}
+        touched: set[int] = set()
+
+        def watch(operations: list[tuple[int, bytes, bytes | None]]) -> None:
+            for table, key, value in operations:
+                if table == Table.SEGMENT:
+                    touched.add(int.from_bytes(key, "big"))
+                elif table == Table.CHUNK and value is not None:
+                    touched.add(decode_location(value).segment)
+
+        with self._index.watch(watch):
+            async for _, value in self._scan(Table.CHUNK):
+                location = decode_location(value)
+                chunks, payload = counts.get(location.segment, (0, 0))
+                counts[location.segment] = chunks + 1, payload + location.stored
+            for number in sorted(counts.keys() | found.miscounted):
+                facts = self._facts(number)
+                chunks, payload = counts.get(number, (0, 0))
+                if number in touched or (facts and (facts.chunks, facts.payload_bytes) == (chunks, payload)):
+                    continue
+                await self._recount(number, facts, chunks, payload, touched, found)
+
+    async def _recount(
+        self,
+        number: int,
+        facts: SegmentFacts | None,
+        chunks: int,
+        payload: int,
+        touched: set[int],
+        found: Found,
+    ) -> None:
+        """Put a segment's counts right, or its whole row; what lies in no segment is bad."""
+        try:
+            index = (await trio.to_thread.run_sync(read_idx_bytes, self._disk, number))[0]
+        except (CkptfsError, OSError):
+            for chunk, location in await self._rows_of(number):
+                if not await trio.to_thread.run_sync(is_right, self._disk, chunk, location):
+                    found.bad.setdefault(chunk, location)
+            return
+        if number in touched:
+            return
+        unlisted = {row.chunk for row in index.rows}
+        for chunk, location in await self._rows_of(number):
+            if chunk not in unlisted and not await trio.to_thread.run_sync(
+                is_right, self._disk, chunk, location
+            ):
+                found.bad.setdefault(chunk, location)
+        if facts is None:
+            facts = SegmentFacts(index.kind, index.file_bytes, 0, 0, index.created_ns)
+        if number not in touched:
+            self._put_facts(number, replace(facts, chunks=chunks, payload_bytes=payload))
+            what = f"the row of segment {number:016x} was wrong"
+            found.add(Finding("index", what, healed=True))
+
+    # ---- healing ----
+
+    async def heal(self, wanted: set[ChunkId]) -> dict[ChunkId, Location]:
+        """Point the chunk table to good copies; where they are."""
+        if not wanted:
+            return {}
+        async with self._reclaim.paused():
+            copies = await trio.to_thread.run_sync(find_copies, self._disk, wanted)
+            moved = {}
+            for chunk, place in copies.items():
+                there = self._segments.locate(chunk)
+                if there == place or self._move(chunk, there, place):
+                    moved[chunk] = place
+        return moved
+
+    def _move(self, chunk: ChunkId, there: Location | None, here: Location) -> bool:
+        """Give a chunk its right place, which was hashed, unless the table has changed meanwhile."""
+        if self._segments.locate(chunk) != there:
+            return False
+        change = Change()
+        change.put(Table.CHUNK, chunk, encode_location(here))
+        leaves = there is not None and there.segment != here.segment
+        if there is None or leaves:
+            self._count(change, here.segment, 1, here.stored)
+        if there is not None and leaves:
+            # Its row there must go, or a rebuild might take it for the better one.
+            self._count(change, there.segment, -1, -here.stored)
+            change.after_commit(lambda: self._reclaim.superseded(there.segment, chunk))
+        self._index.apply(change, sync=True)
+        self._reclaim.restored(here.segment, [chunk])
+        return True
+
+    def _count(self, change: Change, segment: int, chunks: int, payload: int) -> None:
+        facts = self._facts(segment)
+        if facts is not None:
+            chunks, payload = max(0, facts.chunks + chunks), max(0, facts.payload_bytes + payload)
+            moved = replace(
+                facts, chunks=chunks, payload_bytes=payload, punch_due=facts.punch_due or not chunks
+            )
+            change.put(Table.SEGMENT, segment_key(segment), encode_facts(moved))
+
+    def _facts(self, number: int) -> SegmentFacts | None:
+        """A segment's row; None if there is none, or it is damaged: then it is made anew."""
+        try:
+            return self._segments.facts(number)
+        except Corrupt:
+            return None
+
+    def _put_facts(self, number: int, facts: SegmentFacts) -> None:
+        change = Change()
+        change.put(Table.SEGMENT, segment_key(number), encode_facts(facts))
+        self._index.apply(change)
+
+    async def _scan(self, table: Table) -> AsyncIterator[tuple[bytes, bytes]]:
+        """All rows of a table, a slice at a time; it may change meanwhile."""
+        start: bytes | None = None
+        while rows := self._index.scan(table, start=start, limit=_SLICE_ROWS):
+            for row in rows:
+                yield row
+            start = rows[-1][0] + b"\0"
+            await trio.lowlevel.checkpoint()
+
+
+def _batches(rows: Iterable[Suspect]) -> Iterable[list[Suspect]]:
+    """Rows in their order, about _BATCH_BYTES of payload at a time."""
+    batch: list[Suspect] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += row[1].stored
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
