@@ -73,7 +73,7 @@ class Journal:
                 )
             at, previous = at + frame.end, frame.sequence
             if frame.sequence > after:
-                found.append((frame.sequence, self._operations(frame.payload)))
+                found.append((frame.sequence, decode_operations(frame.payload)))
                 self._end = at
         return found
 
@@ -117,7 +117,7 @@ class Journal:
         """Write one record. Durable when: `sync` returned (a dying process loses nothing)."""
         if self._broken:
             raise ReadOnly("the journal failed to sync before; restart ckptfs")
-        encoded = encode_frame(CHANGE_KIND, sequence, _encoder.encode(operations))
+        encoded = encode_frame(CHANGE_KIND, sequence, encode_operations(operations))
         try:
             self._disk.pwrite(self._fd, encoded, self._end)
         except OSError as e:
@@ -194,9 +194,15 @@ class Journal:
             return NoSpace("the disk below the store is full, even for the journal; remove something")
         return e
 
-    @staticmethod
-    def _operations(payload: bytes) -> list[Op]:
-        try:
-            return _decoder.decode(payload)
-        except msgspec.DecodeError as e:
-            raise Corrupt(f"a journal record has a good checksum and a bad body: {e}") from None
+
+def encode_operations(operations: list[Op]) -> bytes:
+    """The payload of a record."""
+    return _encoder.encode(operations)
+
+
+def decode_operations(payload: bytes) -> list[Op]:
+    """The operations in the payload of a record, or Corrupt."""
+    try:
+        return _decoder.decode(payload)
+    except msgspec.DecodeError as e:
+        raise Corrupt(f"a journal record has a good checksum and a bad body: {e}") from None

@@ -115,7 +115,7 @@ def encode_format(form: Format) -> bytes:
 
 def read_format(disk: Disk) -> Format:
     """What the format file says, one flipped bit put right; InvalidRequest if it is not one."""
-    form = _decode_format(_read_small(disk, FORMAT_PATH))
+    form = decode_format(_read_small(disk, FORMAT_PATH))
     if form is None:
         raise InvalidRequest(f"{disk.absolute(FORMAT_PATH)} is not the format file of a ckptfs store")
     return form
@@ -131,10 +131,10 @@ def mend_format(disk: Disk) -> str | None:
     return "a bit of the format file was flipped"
 
 
-def _decode_format(encoded: bytes) -> Format | None:
+def decode_format(encoded: bytes) -> Format | None:
     """The format in a file's bytes; None if they are none, even with any one of their bits flipped.
 
-    A file without a checksum is one of before there was any.
+    A file without a checksum is one of before there was any. Never raises.
     """
     if not _has_right_checksum(encoded):
         encoded = _mended_format(encoded) or (b"" if b'"checksum"' in encoded else encoded)

@@ -1,4 +1,4 @@
-"""store/one_bit.py: any one flipped bit is found, in the bytes and in the checksum; two are not guessed at."""
+"""store/one_bit.py: any one flipped bit is found, in bytes and in checksum; two are not guessed at."""
 
 from __future__ import annotations
 

@@ -1,0 +1,256 @@
+"""Every decoder of a stored or received format, with bytes to try it on.
+
+The one rule: whatever the bytes, a decoder returns a value or raises the error that it promises, and takes
+memory in proportion to what it was given. A new decoder gets its line in DECODERS.
+
+Used by tests/store/test_fuzz.py for seconds, and by tests/fuzz.py for as long as one likes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from golden import broken, vectors
+from hypothesis import strategies as st
+
+from ckptfs.daemon.config import parse_config
+from ckptfs.daemon.messages import Log, Publish, decode_reply, decode_request, encode_request, encode_result
+from ckptfs.store.dagcbor import decode_array_head, decode_node, decode_run
+from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
+from ckptfs.store.formats import parse, probe_format
+from ckptfs.store.formats.bounded_json import TooLarge, parse_members
+from ckptfs.store.formats.dcp_metadata import read_shards
+from ckptfs.store.frames import MAGIC, decode_frames, mend_frame
+from ckptfs.store.gc import (
+    marks_of_recipe,
+    references_of_inode,
+    references_of_pin,
+    references_of_published,
+    references_of_tree,
+)
+from ckptfs.store.hashing import crc64
+from ckptfs.store.history import decode_mark, decode_unit, decode_version
+from ckptfs.store.history_mirror import version_of
+from ckptfs.store.history_scan import scan_history
+from ckptfs.store.ids import ChunkId, UnitId, parse_cid_bytes, parse_cid_text
+from ckptfs.store.inode import Inode, decode_inode
+from ckptfs.store.journal import decode_operations, encode_operations
+from ckptfs.store.layout import Format, decode_format, encode_format
+from ckptfs.store.one_bit import mended
+from ckptfs.store.page_sums import decode_page_sums, encode_page_sums
+from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pin
+from ckptfs.store.recipe import decode_recipe
+from ckptfs.store.scrub_state import Finding, ScrubRun, encode_run
+from ckptfs.store.scrub_state import decode_run as decode_scrub_run
+from ckptfs.store.segment_format import (
+    Row,
+    SegmentFacts,
+    SegmentIndex,
+    SegmentKind,
+    decode_facts,
+    decode_idx,
+    decode_location,
+    encode_facts,
+    encode_idx,
+)
+from ckptfs.store.tree import decode_tree
+from ckptfs.store.units import Unit, encode_unit, unit_of
+from ckptfs.store.version_names import check_tag, resolve, split_version
+
+# What a decoder may take for bytes that say nothing, and for each byte: a CBOR list of one byte is 60.
+FIXED_BYTES = 8 << 20
+BYTES_PER_BYTE = 400
+
+Decode = Callable[[bytes], object]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """`whole` are encodings that are right; `sealed`: they end with a CRC-64, which is made right again
+    after half of the changes, so that what lies behind the check is tried too."""
+
+    decode: Decode
+    whole: tuple[bytes, ...]
+    errors: tuple[type[Exception], ...] = (Corrupt,)
+    sealed: bool = False
+
+
+@dataclass(frozen=True)
+class BytesReader:
+    """A file in memory."""
+
+    content: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def pread(self, offset: int, length: int) -> bytes:
+        assert offset >= 0 and length >= 0
+        return self.content[offset : offset + length]
+
+
+def _hex(name: str, kind: str | None = None) -> tuple[bytes, ...]:
+    found = [v for v in vectors(name) if kind is None or v.get("kind") == kind]
+    return tuple(bytes.fromhex(v["hex"]) for v in found)
+
+
+def _all(function: Callable[[bytes], Iterable[object]]) -> Decode:
+    return lambda encoded: list(function(encoded))
+
+
+def _text(function: Callable[[str], object]) -> Decode:
+    """A decoder of text that comes from a command line: any bytes, as Python shows them."""
+    return lambda encoded: function(encoded.decode("utf-8", "surrogateescape"))
+
+
+def _layout(name: str) -> Decode:
+    def decode(encoded: bytes) -> object:
+        probe_format(encoded[:64], name)
+        layout = parse(BytesReader(encoded), name, lambda other: BytesReader(encoded))
+        end = 0
+        for tensor in layout.tensors if layout is not None else ():
+            assert end <= tensor.offset < tensor.end <= len(encoded), tensor
+            end = tensor.end
+        return layout
+
+    return decode
+
+
+def _version_text(text: str) -> object:
+    split_version(text)
+    return resolve(text, (decode_version(_hex("history", "version")[0]),), {"good": 1})
+
+
+@cache
+def decoders() -> dict[str, Decoder]:
+    """All decoders by name."""
+    chunk = ChunkId(b"\x11" * 32)
+    inode = Inode(0o100644, 1, 2, ((1, b"a"),), 1, 2, 3)
+    pin = PinnedFile(7, (PinnedDirectory(b"d", 0o40755, 1, 2, 3, 4),), b"f", inode, ((b"user.x", b"y"),))
+    rows = (Row(chunk, 0, 10, 10), Row(ChunkId(b"\x22" * 32), 40, 3, 3, flags=1))
+    index = SegmentIndex(42, SegmentKind.ADOPTED, 5, 8192, rows, b"abc")
+    unit = Unit(UnitId(b"u" * 16), b"run", 5, 2, bytes(32), 3, 1, 99, b"run", 1, 1)
+    run = ScrubRun(1, 2, 3, 4, 5, (Finding("place", "what", chunk),))
+    msgpack = (encode_facts(SegmentFacts(SegmentKind.PACKED, 1, 2, 3, 4)), encode_unit(unit))
+    files = sample_files()
+    refused = (InvalidRequest,)
+    return {
+        "dag-cbor": Decoder(decode_node, _hex("dagcbor") + _hex("tree")),
+        "dag-cbor array": Decoder(
+            lambda e: list(decode_run(e, *reversed(decode_array_head(e, 0)))), (b"\x82\1\2",)
+        ),
+        "tree": Decoder(decode_tree, _hex("tree")),
+        "tree references": Decoder(_all(references_of_tree), _hex("tree")),
+        "recipe": Decoder(decode_recipe, _hex("recipe")),
+        "recipe marks": Decoder(marks_of_recipe, _hex("recipe")),
+        "idx": Decoder(decode_idx, (encode_idx(index),), sealed=True),
+        "location": Decoder(decode_location, (bytes(26), b"\xff" * 26)),
+        "segment facts": Decoder(decode_facts, msgpack),
+        "frames": Decoder(_all(decode_frames), _hex("frames"), (), sealed=True),
+        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 9)), _hex("frames"), (), sealed=True),
+        "mended": Decoder(mended, (encode_idx(index),), (), sealed=True),
+        "history": Decoder(lambda e: scan_history(e, 0), _hex("frames"), (), sealed=True),
+        "version record": Decoder(decode_version, _hex("history", "version")),
+        "version row": Decoder(version_of, _hex("history_row")),
+        "unit record": Decoder(decode_unit, _hex("history", "unit")),
+        "mark record": Decoder(decode_mark, _hex("history", "mark")),
+        "unit row": Decoder(unit_of, msgpack),
+        "inode": Decoder(decode_inode, _hex("inode")),
+        "inode references": Decoder(_all(references_of_inode), _hex("inode")),
+        "pin": Decoder(decode_pin, (encode_pin(pin),)),
+        "pin references": Decoder(_all(references_of_pin), (encode_pin(pin),)),
+        "published references": Decoder(_all(references_of_published), (bytes(32),)),
+        "journal record": Decoder(
+            decode_operations, (encode_operations([(1, b"k", b"v"), (2, b"k", None)]),)
+        ),
+        "page sums": Decoder(decode_page_sums, (encode_page_sums([1, 2]),), sealed=True),
+        "scrub run": Decoder(decode_scrub_run, (encode_run(run),)),
+        "format file": Decoder(decode_format, (encode_format(Format()),), ()),
+        "cid": Decoder(parse_cid_bytes, tuple(bytes.fromhex("01551e20") + bytes(32) for _ in "a"), refused),
+        "cid text": Decoder(
+            _text(parse_cid_text), (b"bafkr4ifpcne3t5pzugtkaqcn5i3nzskjtpfslsnnyejlpte2spfoihzsmi",), refused
+        ),
+        "tag": Decoder(_text(check_tag), (b"good", b"latest"), refused),
+        "version": Decoder(
+            _text(_version_text),
+            (b"1", b"v000042_20261129T160211Z", b"latest", b"step:5~50", b"time:2026-11-29T16:00:00+01:00"),
+            (InvalidRequest, NotFound),
+        ),
+        "request": Decoder(
+            decode_request,
+            (encode_request(Log(path="/a")), encode_request(Publish(path="/a", step=3))),
+            refused,
+        ),
+        "reply": Decoder(decode_reply, (encode_result({"a": [1, None]}),), refused),
+        "configuration": Decoder(
+            _text(parse_config), (b'settle_s = 1\nunits = ["/*"]\nmin_free = "5%"\n',), refused
+        ),
+        "json members": Decoder(
+            parse_members,
+            (b'{"a": {"b": [1, 2]}, "step": 7}',),
+            (ValueError, TooLarge, RecursionError),
+        ),
+        "dcp metadata": Decoder(lambda e: read_shards(BytesReader(e)), (files[".metadata"],), ()),
+        **{
+            f"layout of {name}": Decoder(_layout(name), tuple(files.values()), ())
+            for name in ("x.safetensors", "x.pt", "x.bin", "x.gguf", "__0_0.distcp", ".metadata")
+        },
+    }
+
+
+def sample_files() -> dict[str, bytes]:
+    """A small file of each format that the parsers know, made without the frameworks."""
+    header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("x/data.pkl", pickle.dumps({"step": 3, "w": [1.0]}, 2))
+        archive.writestr("x/byteorder", b"little")
+        archive.writestr("x/data/0", bytes(64))
+        archive.writestr("x/version", b"3\n")
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 1, 1) + struct.pack("<Q1sIQ2s", 1, b"k", 8, 2, b"vv")
+    legacy = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {"w": 1}, ["0"]]
+    return {
+        "x.safetensors": len(header).to_bytes(8, "little") + header + bytes(16),
+        "x.pt": zipped.getvalue(),
+        "old.pt": b"".join(pickle.dumps(part, 2) for part in legacy) + bytes(24),
+        "x.gguf": head + struct.pack("<Q1sIQIQ", 1, b"t", 1, 8, 0, 0) + bytes(100),
+        ".metadata": pickle.dumps({"state_dict_metadata": {}, "storage_data": {}}, 2),
+    }
+
+
+def inputs(decoder: Decoder) -> st.SearchStrategy[bytes]:
+    """Bytes for a decoder: changed encodings, with a right checksum if that is what it checks, and noise."""
+    changed = broken(st.sampled_from(decoder.whole))
+    if decoder.sealed:
+        changed = st.one_of(changed, changed.map(resealed))
+    return st.one_of(changed, changed, st.binary(max_size=2000))
+
+
+def resealed(encoded: bytes) -> bytes:
+    """The same with a right CRC-64 at its end (in frames, at the end of the last)."""
+    start = max(encoded.rfind(MAGIC), 0)
+    body = encoded[:-8]
+    return body + crc64(body[start:]).to_bytes(8, "little")
+
+
+def check(decoder: Decoder, encoded: bytes) -> bool:
+    """Decode once, within bounds; whether there was a value."""
+    tracemalloc.start()
+    try:
+        decoder.decode(encoded)
+        is_value = True
+    except decoder.errors:
+        is_value = False
+    finally:
+        taken = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert taken <= FIXED_BYTES + BYTES_PER_BYTE * len(encoded), f"{taken} bytes for {len(encoded)}"
+    return is_value
