@@ -84,6 +84,8 @@ def check_pages(disk: Disk, path: str, *, mend: bool) -> PageCheck | None:
         else:
             _flip(disk, path, number * PAGE_BYTES + bit // 8, 1 << bit % 8)
             mended.append(number)
+    if not disk.exists(PAGE_SUMS_PATH):
+        return None  # A daemon has begun to write meanwhile.
     return PageCheck(tuple(mended), tuple(damaged))
 
 
