@@ -14,6 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from ckptfs.daemon.key_repair import mend_key
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NotPermitted, Unavailable
 from ckptfs.store.signing import KEY_BYTES, PublicKey, SigningKey, public_key_of, signing_key_of
 
@@ -48,6 +49,7 @@ def load_or_make_key(setting: str) -> SigningKey | None:
     try:
         if not os.path.lexists(path):
             _make(path)
+        mend_key(path, public_path(path))
         key = _load(path)
     except OSError as e:
         raise Unavailable(f"cannot use the signing key {path}: {e.strerror}; {_HINT}") from None

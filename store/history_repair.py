@@ -125,6 +125,7 @@ def _settle_rows(index: Index, unit_id: UnitId, file: HistoryFile) -> list[str]:
         right = replace(
             unit, next_number=file.unit.next_number, head=file.unit.head, frames=file.unit.frames,
             created_ns=file.unit.created_ns, newest_ns=file.unit.newest_ns,
+            chain=file.unit.chain if unit.chain else b"", sealed=file.unit.sealed,
         )  # fmt: skip
         if right != unit:
             wrong.append(f"the row of unit {unit.text}")

@@ -49,6 +49,7 @@ from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pi
 from ckptfs.store.recipe import decode_recipe
 from ckptfs.store.scrub_state import Finding, ScrubRun, encode_run
 from ckptfs.store.scrub_state import decode_run as decode_scrub_run
+from ckptfs.store.seal import decode_seal, head_of, make_seal
 from ckptfs.store.segment_format import (
     Row,
     SegmentFacts,
@@ -60,6 +61,7 @@ from ckptfs.store.segment_format import (
     encode_facts,
     encode_idx,
 )
+from ckptfs.store.signing import SigningKey, public_key_of, signing_key_of
 from ckptfs.store.tree import decode_tree
 from ckptfs.store.units import Unit, encode_unit, unit_of
 from ckptfs.store.version_names import check_tag, resolve, split_version
@@ -155,12 +157,19 @@ def decoders() -> dict[str, Decoder]:
         "location": Decoder(decode_location, (bytes(26), b"\xff" * 26)),
         "segment facts": Decoder(decode_facts, msgpack),
         "frames": Decoder(_all(decode_frames), _hex("frames"), (), sealed=True),
-        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 9)), _hex("frames"), (), sealed=True),
+        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 10)), _hex("frames"), (), sealed=True),
         "mended": Decoder(mended, (encode_idx(index),), (), sealed=True),
         "history": Decoder(lambda e: scan_history(e, 0), _hex("frames"), (), sealed=True),
         "version record": Decoder(decode_version, _hex("history", "version")),
         "version row": Decoder(version_of, _hex("history_row")),
         "unit record": Decoder(decode_unit, _hex("history", "unit")),
+        "seal": Decoder(
+            decode_seal,
+            (make_seal(SigningKey(bytes(32)), UnitId(b"u" * 16), bytes(32), 1, bytes(32)).encode(),),
+        ),
+        "head": Decoder(_text(head_of), (b"3:" + b"5e" * 32, b"5e" * 32), refused),
+        "signing key": Decoder(_text(signing_key_of), (SigningKey(bytes(32)).pem().encode(),), refused),
+        "public key": Decoder(_text(public_key_of), (SigningKey(bytes(32)).public.pem().encode(),), refused),
         "mark record": Decoder(decode_mark, _hex("history", "mark")),
         "unit row": Decoder(unit_of, msgpack),
         "inode": Decoder(decode_inode, _hex("inode")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,3 +104,17 @@ def test_a_public_half_that_is_another_is_left_alone(path: Path, caplog: pytest.
     load_or_make_key(str(path))
     assert Path(public_path(str(path))).read_text() == other
     assert "is not the public half" in caplog.text
+
+
+def test_a_flipped_bit_of_either_half_is_put_right(path: Path, rng: random.Random) -> None:
+    key = load_or_make_key(str(path))
+    assert key is not None
+    for half in (path, path.with_suffix(".pub")):
+        whole = half.read_bytes()
+        for bit in rng.sample(range(8 * len(whole)), 8):
+            damaged = bytearray(whole)
+            damaged[bit >> 3] ^= 1 << (bit & 7)
+            half.write_bytes(damaged)
+            again = load_or_make_key(str(path))
+            assert again is not None and again.public == key.public, (half.name, bit)
+            half.write_bytes(whole)

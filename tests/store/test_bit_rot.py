@@ -16,6 +16,7 @@ from small_store import memory_or
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
+from ckptfs.store.histories import Histories
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.journal import JOURNAL_PATH
@@ -31,6 +32,7 @@ from ckptfs.store.segment_format import (
     encode_location,
     segment_key,
 )
+from ckptfs.store.signing import SigningKey
 
 
 @pytest.fixture(scope="module")
@@ -312,6 +314,20 @@ def test_a_version_record_with_more_than_a_bit_comes_back_from_the_index(origina
             assert [one.healed for one in run.findings] == [True]
             assert damaged.read_bytes() == whole
             assert left == original.contents
+
+
+def test_seals_of_a_history(tmp_path: Path, rng: random.Random) -> None:
+    with opened(tmp_path / "store") as store:
+        store.histories = Histories(store.disk, store.index, key=SigningKey(bytes(32)))
+        record = trio.run(store.publish, b"run", {b"x": b"y" * 1000})
+        store.histories.tag(record.unit, 1, "good")
+    (path,) = (tmp_path / "store/history").iterdir()
+    whole = path.read_bytes()
+    for field, at, length in frame_places(whole, len(whole)):
+        flip(path, rng.choice(bits_of(rng, at, length, 2)))
+        with opened(tmp_path / "store") as store:
+            assert [one.healed for one in scrub(store).findings] == [True], (field, at)
+        assert path.read_bytes() == whole, (field, at)
 
 
 @pytest.fixture

@@ -702,7 +702,7 @@ def test_damage_is_named_once_and_what_stands_behind_it_is_still_proven(store: S
     content = bytearray(store.file(store.unit).read_bytes())
     frames = list(decode_frames(bytes(content)))
     third = next(f for f in frames if f.kind == RecordKind.VERSION and decode_version(f.payload).number == 3)
-    content[third.end - 50] ^= 1
+    content[third.end - 50] ^= 3
     store.file(store.unit).write_bytes(content)
     store.lose_index()
     store.go_on()
