@@ -80,19 +80,13 @@ class Service:
         caller = peer.caller
         if isinstance(request, messages.Status):
             return await self._queries.status(self._visible_units(caller))
-        if isinstance(request, messages.Gc):
+        if isinstance(request, messages.Gc | messages.Keys | messages.Scrub):
             self._rights.require_owner(caller)
-            return await self._collect(request.dry_run)
-        if isinstance(request, messages.Keys):
-            self._rights.require_owner(caller)
-            return self._queries.key()
+            return await self._for_owner(request, report)
         if isinstance(request, messages.Head) and request.path == "/":
             return self._queries.heads(self._visible_units(caller))
         if isinstance(request, messages.Rollback):
             return await self._roll_back(caller, request)
-        if isinstance(request, messages.Scrub):
-            self._rights.require_owner(caller)
-            return await self._scrub(report)
         address = self._rights.find(caller, request.path)
         result: Json
         match request:
@@ -116,6 +110,14 @@ class Service:
             case _:
                 result = self._mark(caller, address, request)
         return result
+
+    async def _for_owner(self, request: messages.Gc | messages.Keys | messages.Scrub, report: Report) -> Json:
+        match request:
+            case messages.Gc():
+                return await self._collect(request.dry_run)
+            case messages.Scrub():
+                return await self._scrub(report)
+        return self._queries.key()
 
     def _visible_units(self, caller: Caller) -> list[Unit]:
         units = self._histories.shown_names().values()

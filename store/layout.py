@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import time
+from typing import cast
 
 import msgspec
 
@@ -109,7 +110,12 @@ def _make_folders(disk: Disk) -> None:
 
 def encode_format(form: Format) -> bytes:
     """The bytes of the format file: one line of JSON that ends with its checksum."""
-    blank = msgspec.json.encode(form)[:-1] + b',"checksum":"%s"}\n' % _NO_CHECKSUM
+    return _with_checksum(cast("dict[str, object]", msgspec.to_builtins(form)))
+
+
+def _with_checksum(fields: dict[str, object]) -> bytes:
+    others = {key: value for key, value in fields.items() if key != "checksum"}
+    blank = msgspec.json.encode(others)[:-1] + b',"checksum":"%s"}\n' % _NO_CHECKSUM
     return blank.replace(_NO_CHECKSUM, b"%016x" % crc64(blank))
 
 
@@ -189,9 +195,11 @@ def add_ro_compat(disk: Disk, flag: str) -> None:
     if flag in form.ro_compat:
         return
     # Keys that this program does not know stay.
-    fields: dict[str, object] = msgspec.json.decode(_read_small(disk, FORMAT_PATH))
+    encoded = _read_small(disk, FORMAT_PATH)
+    right = encoded if _has_right_checksum(encoded) else _mended_format(encoded) or encoded
+    fields: dict[str, object] = msgspec.json.decode(right)
     fields["ro_compat"] = [*form.ro_compat, flag]
-    disk.write_file(FORMAT_PATH, msgspec.json.encode(fields) + b"\n")
+    disk.write_file(FORMAT_PATH, _with_checksum(fields))
 
 
 def _read_small(disk: Disk, path: str) -> bytes:

@@ -124,7 +124,7 @@ def test_a_flag_keeps_older_programs_from_writing(tmp_path: Path) -> None:
     written = (tmp_path / FORMAT_PATH).read_bytes()
     assert written == (
         b'{"kind":"ckptfs store","version":1,"compat":["a"],"ro_compat":["seals"],"incompat":[],'
-        b'"made_by":"0.9"}\n'
+        b'"made_by":"0.9","checksum":"81c2a78dde4f83a9"}\n'
     )
     add_ro_compat(disk, SEALS)
     assert (tmp_path / FORMAT_PATH).read_bytes() == written
