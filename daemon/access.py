@@ -95,6 +95,15 @@ class Rights:
         if not allowed:
             raise _refused(address.text, Access.READ)
 
+    def reader(self, caller: Caller) -> Callable[[Entry], bool]:
+        """Whether the caller may read an entry of a saved directory that he may enter."""
+
+        def may_read(entry: Entry) -> bool:
+            wanted = Access.READ | Access.SEARCH if entry.is_dir else Access.READ
+            return caller.is_root or may(caller, [_modes(entry)], wanted)
+
+        return may_read
+
     def require_owner(self, caller: Caller) -> None:
         """NotPermitted unless the caller is the store's owner or root."""
         if not self.is_owner(caller):

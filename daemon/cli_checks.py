@@ -1,4 +1,4 @@
-"""Commands about the state of things: status, verify, scrub, du, gc.
+"""Commands about the state of things: status, verify, diff, scrub, du, gc.
 
 One rule: as in cli_versions.py. `verify` and `scrub` end with 1 when something is wrong, or was.
 """
@@ -18,6 +18,7 @@ from ckptfs.daemon.cli_output import (
     print_json,
     progress_shown,
     say,
+    show_diff,
     show_gc,
     show_status,
 )
@@ -30,7 +31,7 @@ MaybePath = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (status, verify, scrub, du, gc):
+    for command in (status, verify, diff, scrub, du, gc):
         app.command()(command)
 
 
@@ -62,6 +63,22 @@ def verify(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) 
         say(f"{answer['name']}: {_checked(answer)}, {len(corrupt)} corrupt")
     if corrupt:
         raise Failed(1)
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="PATH[@VERSION]")],
+    after: Annotated[str, typer.Argument(metavar="PATH[@VERSION]")],
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is different in a version from another, by file and by tensor."""
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened_all
+
+    with opened_all([before, after], store) as (source, inner), progress_shown("diff") as on_progress:
+        request = messages.Diff(path=inner[0], other=inner[1])
+        answer = cast("Mapping[str, object]", source.ask(request, on_progress))
+    print_json(answer) if as_json else show_diff(answer)
 
 
 def scrub(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = False) -> None:

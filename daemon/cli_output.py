@@ -110,6 +110,17 @@ def show_gc(answer: Mapping[str, object]) -> None:
         show_table(("kept for", "versions", "stored"), rows)
 
 
+def show_diff(answer: Mapping[str, object]) -> None:
+    """What is different in one version from another: a line for each file, one more for each tensor."""
+    files = cast("Sequence[Mapping[str, object]]", answer["files"])
+    for one in files:
+        say(f"{one['change']:<8} {one['path']}{_file_difference(one)}")
+        for tensor in cast("Sequence[Mapping[str, object]]", one.get("tensors", ())):
+            say(f"           {tensor['change']:<8} {tensor['name']}{_tensor_difference(tensor)}")
+    if not files:
+        say(f"{answer['before']} and {answer['after']} show the same")
+
+
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout; not folded where stdout is no terminal."""
     from rich.table import Table
@@ -149,6 +160,30 @@ def _console() -> Console:
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=_WIDE, no_color=True)
+
+
+def _file_difference(one: Mapping[str, object]) -> str:
+    if one["change"] != "changed":
+        return ""
+    said = ["attributes"] if one.get("attributes") else []
+    if one.get("changed_bytes"):
+        changed, size = (human_bytes(cast(int, one[key])) for key in ("changed_bytes", "after_bytes"))
+        said.append(f"{changed} of {size}")
+    return f": {', '.join(said)}" if said else ""
+
+
+def _tensor_difference(tensor: Mapping[str, object]) -> str:
+    shape = f"{tensor['dtype']} {tensor['shape']}"
+    before = cast("Mapping[str, object] | None", tensor.get("before"))
+    if before is not None:
+        return f": {before['dtype']} {before['shape']} became {shape}"
+    if "changed_bytes" not in tensor:
+        return f": {shape}"
+    text = f": {shape}, {human_bytes(cast(int, tensor['changed_bytes']))} differ"
+    if "max_difference" in tensor:
+        text += f", by at most {tensor['max_difference']:.3g} (L2 {tensor['l2_difference']:.3g})"
+        text += "".join(f", {tensor[key]} {key}" for key in ("nan", "inf") if tensor[key])
+    return text
 
 
 def _log_row(version: Mapping[str, object], now_ns: int) -> list[str]:

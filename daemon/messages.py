@@ -37,7 +37,7 @@ class Request(
     @property
     def is_reading(self) -> bool:
         """Whether it changes nothing, and so may be given up when the caller goes away."""
-        return isinstance(self, Status | Log | Head | Keys | Verify | Du)
+        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du)
 
 
 class Status(Request, frozen=True, kw_only=True):
@@ -110,6 +110,12 @@ class Verify(Request, frozen=True, kw_only=True):
     """Read and hash every chunk of a version again."""
 
 
+class Diff(Request, frozen=True, kw_only=True):
+    """What is different in `other` from `path`, both PATH@VERSION."""
+
+    other: str
+
+
 class Scrub(Request, frozen=True, kw_only=True):
     """Check the whole store, and put right what can be."""
 
@@ -138,6 +144,7 @@ AnyRequest = (
     | Rollback
     | Unit
     | Verify
+    | Diff
     | Scrub
     | Du
     | Gc
@@ -171,9 +178,18 @@ def decode_request(line: bytes) -> AnyRequest:
         request = cast(AnyRequest, msgspec.convert(decoded, AnyRequest))
     except msgspec.ValidationError as e:
         raise errors.InvalidRequest(f"the request is not one that ckptfs knows: {e}") from None
-    for path in (request.path, *(request.more if isinstance(request, Rollback) else ())):
+    for path in _paths_of(request):
         _check_path(path)
     return request
+
+
+def _paths_of(request: AnyRequest) -> tuple[str, ...]:
+    match request:
+        case Rollback():
+            return request.path, *request.more
+        case Diff():
+            return request.path, request.other
+    return (request.path,)
 
 
 def encode_progress(progress: Progress) -> bytes:

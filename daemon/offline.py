@@ -92,6 +92,10 @@ class OfflineStore:
         match request:
             case messages.Verify():
                 return await self._queries.verify(address, report)
+            case messages.Diff():
+                # Who reads the bare store can read all of it.
+                other = self._addresses.find(request.other)
+                return await self._queries.diff(address, other, report, lambda entry: True)
             case messages.Du():
                 return await self._queries.usage(address)
             case messages.Head():

@@ -1,4 +1,4 @@
-"""What can be asked without changing anything: log, status, head, keys, verify, du.
+"""What can be asked without changing anything: log, status, head, keys, verify, diff, du.
 
 One rule: the same code answers for a running mount and for a bare store; what only a running mount
 knows (what waits for ingest, the write path) is handed in.
@@ -18,6 +18,7 @@ from importlib import metadata
 import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.diffing import Differ
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, way_into
 from ckptfs.daemon.usage import UsageCount, nothing_there
@@ -32,6 +33,7 @@ from ckptfs.store.ids import CidCodec, cid_text
 from ckptfs.store.seal import Head, head_of
 from ckptfs.store.segments import Segments
 from ckptfs.store.signing import PublicKey
+from ckptfs.store.tree import Entry
 from ckptfs.store.units import Unit
 
 
@@ -156,6 +158,23 @@ class Queries:
             "elapsed_s": verdict.elapsed_s,
             "corrupt": verdict.corrupt,
         }
+
+    async def diff(
+        self, before: Address, after: Address, report: Report, may_read: Callable[[Entry], bool]
+    ) -> Json:
+        """What is different in one version (the latest, if none is named) from another; `may_read` tells
+        whether the caller may read a saved file, or list and enter a saved directory."""
+        records = [self._addresses.record(address) for address in (before, after)]
+        places = [self._place(*pair) for pair in zip((before, after), records, strict=True)]
+        if places == [None, None]:
+            raise nothing_there(before.text)
+        rows = await Differ(self._segments, self._limiter, report, may_read).compare(*places)
+        return {"before": records[0].name, "after": records[1].name, "files": [*rows]}
+
+    def _place(self, address: Address, record: VersionRecord) -> Saved | None:
+        """What a version has at an address; None: nothing."""
+        way = way_into(self._segments, record.top, address.inner)
+        return Saved(b"/".join(address.inner), way[-1]) if len(way) > len(address.inner) else None
 
     async def usage(self, address: Address) -> Json:
         """What a version takes, or, if none is named, all versions and the live tree together."""

@@ -99,6 +99,11 @@ class Service:
             case messages.Verify():
                 self._rights.require_place(caller, address, self._addresses.record(address))
                 result = await self._queries.verify(address, report)
+            case messages.Diff():
+                other = self._rights.find(caller, request.other)
+                for one in (address, other):
+                    self._rights.require_place(caller, one, self._addresses.record(one))
+                result = await self._queries.diff(address, other, report, self._rights.reader(caller))
             case messages.Du():
                 record = self._addresses.record(address) if address.version is not None else None
                 self._rights.require_place(caller, address, record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 import trio
@@ -114,8 +115,13 @@ def world(filled_store: FilledStore) -> World:
 
 
 def reading(path: str) -> list[AnyRequest]:
-    """The three questions about a place."""
-    return [messages.Log(path=path), messages.Verify(path=path), messages.Du(path=path)]
+    """The questions about a place."""
+    return [
+        messages.Log(path=path),
+        messages.Verify(path=path),
+        messages.Du(path=path),
+        messages.Diff(path=path, other=path),
+    ]
 
 
 def test_whoever_may_read_may_ask(world: World) -> None:
@@ -145,6 +151,16 @@ def test_what_was_saved_closed_stays_closed(world: World) -> None:
     assert world.refused(OTHER, messages.Du(path="/open/secret/x@2")) is NotPermitted
     world.ask(OTHER, messages.Verify(path="/open@1"))
     world.ask(MINE, messages.Verify(path="/open"))
+
+
+def test_a_diff_tells_nothing_of_what_was_saved_closed(world: World) -> None:
+    world.store.publish("open", {"x": b"1", "d/y": b"2", "d/z": b"3"})
+    request = messages.Diff(path="/open@1", other="/open@2")
+    told = cast("dict[str, Any]", world.ask(MINE, request))["files"]
+    assert "d/z" in [one["path"] for one in told]
+    for path in ("/closed", "/closed@1"):
+        assert world.refused(OTHER, messages.Diff(path="/open", other=path)) is NotPermitted
+        assert world.refused(OTHER, messages.Diff(path=path, other="/open")) is NotPermitted
 
 
 def test_removed_units_are_their_owners(world: World) -> None:

@@ -326,12 +326,12 @@ def test_the_command_line_of_another_user(mount: Mount, place: Place) -> None:
     place.path.chmod(0o775)
     mount.publish(place.path.name)
     unit = str(place.path)
-    looks = [("log", unit), ("du", unit), ("verify", unit)]
+    looks = [("log", unit), ("du", unit), ("verify", unit), ("diff", f"{unit}@1", f"{unit}@1")]
     changes = [("publish", unit), ("tag", f"{unit}@1", "named"), ("pin", f"{unit}@1")]
     rest = [("forget", f"{unit}@1"), ("unit", unit)]
 
     said = told(mount, [("nobody", *one) for one in looks + changes + rest])
-    for command in ("log", "du", "verify"):
+    for command in ("log", "du", "verify", "diff"):
         assert said[f"nobody {command}"] == "ok"
     for command in ("publish", "tag", "pin", "forget", "unit"):
         assert said[f"nobody {command}"].startswith("ckptfs: "), said
@@ -347,6 +347,27 @@ def test_the_command_line_of_another_user(mount: Mount, place: Place) -> None:
     said = told(mount, [("nobody", *one) for one in looks])
     assert all(line.startswith("ckptfs: ") for line in said.values()), said
     assert next(version.tags for version in mount.versions(place.path.name)) == ("named",)
+
+
+def test_a_diff_tells_what_the_saved_modes_let_read(mount: Mount, place: Place) -> None:
+    """The modes of today count for the way to the unit only."""
+    make_directory(place.path / "closed", 0o755)
+    for tag in ("before", "after"):
+        for name in ("open", "secret", "closed/inside"):
+            (place.path / name).write_text(tag)
+            owned(place.path / name, 0o600 if name == "secret" else 0o644)
+        (place.path / "closed").chmod(0o700)
+        mount.publish(place.path.name, tag=tag)
+        (place.path / "closed").chmod(0o755)
+    unit = str(place.path)
+
+    def changed(who: str) -> dict[str, object]:
+        done = command_as(mount, who, "diff", f"{unit}@before", f"{unit}@after", "--json")
+        assert done.returncode == 0, done
+        return {one["path"]: one.get("changed_bytes") for one in json.loads(done.stdout)["files"]}
+
+    assert changed("owner") == {"open": 5, "secret": 5, "closed/inside": 5}
+    assert changed("nobody") == {"open": 5, "secret": None, "closed": None}
 
 
 def test_status_tells_nobody_of_closed_units(mount: Mount, place: Place) -> None:
