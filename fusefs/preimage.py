@@ -1,7 +1,8 @@
 """Keeping what a destructive call is about to take away.
 
-One rule: content that no version holds, and that was closed for `settle_s`, is pinned by
-reference before the call is made; the next publish of the unit lists it as a pre-image.
+One rule: content that no version holds, and that was closed for `settle_s` or is part of a commit
+point, is pinned by reference before the call is made; the next publish of the unit lists it as a
+pre-image.
 
 At the first such call since the last publish the whole settled state of the unit is pinned,
 not only the one file, so that the pre-image is the state before the destruction and never a
@@ -17,6 +18,7 @@ from functools import partial
 
 import msgspec
 
+from ckptfs.fusefs.commits import Commits
 from ckptfs.fusefs.draft import Draft, Drafts
 from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace, key_of
@@ -52,6 +54,7 @@ class Preimages:
         self._settle_s = settle_s
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
+        self.commits = Commits(namespace)
         self._pinned_units: dict[int, dict[int, Content]] = {}
         self._preserved: dict[int, set[tuple[int, RecipeId | None]]] = {}
         self.reload_pins()
@@ -70,6 +73,11 @@ class Preimages:
     def forget_preserved(self, top: int) -> None:
         """An ordinary version was made: what comes now is another settled state."""
         self._preserved.pop(top, None)
+
+    def published(self, top: int, since: float) -> None:
+        """An ordinary version was made, which was asked for at `since` (monotonic)."""
+        self.forget_preserved(top)
+        self.commits.published(since)
 
     def reload_pins(self) -> None:
         """Take what is pinned from the index."""
@@ -152,7 +160,7 @@ class Preimages:
         if content.staging:
             closed = self.closed_at.get(ino, float("-inf"))
             settled = unsettled or time.monotonic() - closed >= self._settle_s
-            if self._is_written(ino) or not settled:
+            if self._is_written(ino) or not (settled or self.commits.covers(inode.links[0][0], closed)):
                 return False
             return self._namespace.attributes_of(ino, inode).size > 0
         return not self._is_published(inode, content.base)

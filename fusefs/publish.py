@@ -169,7 +169,7 @@ class Publisher:
             )
             record = await self._publish_trees(top, builder, request, held)
         self._finish(due, set(builder.built.trees), asked_s)
-        self._preimages.forget_preserved(top)
+        self._preimages.published(top, asked_s)
         return record
 
     async def _publish_trees(

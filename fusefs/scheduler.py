@@ -143,6 +143,7 @@ class Scheduler:
     def _note(self, directory: int) -> None:
         try:
             self._commit_points.add(self._units.top_of(directory))
+            self._preimages.commits.note(directory)
         except PosixError:  # a directory that is gone again needs no version of its own
             return
         self._wake.set()

@@ -303,3 +303,45 @@ def test_huge_sparse_files_and_odd_times_are_published(
     for name in ("a", "b", "c"):
         assert (saved / name).stat().st_size == (live / name).stat().st_size
         assert (saved / name).stat().st_mtime_ns == (live / name).stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("write_path", ["auto", "plain"])
+@pytest.mark.parametrize("how", ["rename", "tracker"])
+def test_a_committed_save_that_is_rotated_away_at_once_is_kept(
+    mount_factory: Callable[..., Mount], write_path: str, how: str
+) -> None:
+    """While a version of an earlier save is still being made: a large file beside it takes a while."""
+    place = mount_factory(config={"settle_s": 30, "write_path": write_path}, on_tmpfs=True)
+    run = place.path / "run"
+    run.mkdir()
+    with (run / "large").open("wb") as large:
+        for _ in range(96):
+            large.write(os.urandom(1 << 20))
+    saved = {}
+    for step in range(1, 7):
+        save = run / (f"tmp-{step}" if how == "rename" else f"checkpoint-{step}")
+        save.mkdir()
+        saved[f"checkpoint-{step}"] = {"model": os.urandom(200_000), "small": b"%d" % step}
+        for name, content in saved[f"checkpoint-{step}"].items():
+            (save / name).write_bytes(content)
+        if how == "rename":
+            save.rename(run / f"checkpoint-{step}")
+        else:
+            (save / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        if step > 1:
+            shutil.rmtree(run / f"checkpoint-{step - 1}")
+    place.publish("run")
+    found: dict[str, dict[str, bytes]] = {}
+    for version in sorted(place.history("run").glob("v0*")):
+        for save in version.glob("checkpoint-*"):
+            whole = {
+                name: content for name, content in files_of(save).items() if name != "trainer_state.json"
+            }
+            if {*map(len, whole.values())} == {*map(len, saved[save.name].values())}:
+                found[save.name] = whole
+    assert found.keys() == saved.keys()
+    assert all(digests(found[name]) == digests(saved[name]) for name in saved)
+
+
+def digests(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
