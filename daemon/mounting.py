@@ -112,6 +112,7 @@ class Mount:
             self.face.preimages.give_up,
             lambda: self.face.recorder.last_save_bytes,
             lambda: self.face.scheduler.is_publishing,
+            self.face.scheduler.publish_soon,
         )
         self._retainer = Retainer(parts.histories, self._sweeper, policies)
         self._scrubbing = self._make_scrubbing()

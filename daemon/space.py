@@ -30,7 +30,7 @@ _WANTED_FOR_S = 0.1
 _SURVEY_EVERY_S = 2.0
 _SURVEY_SHARE = 30
 _VAIN_PAUSE_S = 5.0
-_PATIENCE_S = 2.0
+_PATIENCE_S = 5.0
 _POLL_S = 0.01
 _MARGIN_BYTES = 64 << 20
 
@@ -48,12 +48,14 @@ class SpaceKeeper:
         give_up_pins: Callable[[], int],
         last_save_bytes: Callable[[], int],
         is_publishing: Callable[[], bool],
+        publish_soon: Callable[[], bool],
     ) -> None:
         self._disk = disk
         self._index = index
         self._give_up_pins = give_up_pins
         self._last_save_bytes = last_save_bytes
         self._is_publishing = is_publishing
+        self._publish_soon = publish_soon
         self._histories = histories
         self._sweeper = sweeper
         self._config = config
@@ -134,10 +136,11 @@ class SpaceKeeper:
         return 0
 
     async def _wait_for_publish(self, free_bytes: int) -> None:
-        """The version that is being made replaces one that must stay until then: without this wait a
-        save that begins in between finds a disk that is full of what may go a moment later."""
+        """What is not in a version yet is published now and waited for, because that version lets an
+        older one go that must stay until then: without this a save that begins in between finds a disk
+        that is full of what may go a moment later."""
         until = time.monotonic() + _PATIENCE_S
-        state = self._state()
+        state, is_hastened = self._state(), False
         while self._disk.space().available < free_bytes and time.monotonic() >= self._impatient_until:
             if time.monotonic() >= until:
                 self._impatient_until = until + _VAIN_PAUSE_S
@@ -145,7 +148,9 @@ class SpaceKeeper:
                 state = self._state()
                 await self._free(free_bytes)
             elif not self._is_publishing():
-                break
+                if is_hastened or not self._publish_soon():
+                    break
+                is_hastened = True
             await trio.sleep(_POLL_S)
 
     async def _commit_removals(self, _: int) -> None:

@@ -11,6 +11,7 @@ Source: ARCHITECTURE §4 "Publish" and §6; the rules of completeness: store/for
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 
 _REMEMBERED_FILES = 200_000
+_LAST_SAVES = 8
 _MOST_BYTES = (1 << 63) - 1  # a few sparse files are enough to add up to more
 Files = tuple[tuple[bytes, Entry], ...]
 
@@ -82,15 +84,20 @@ class VersionFacts:
     """Computes facts, and remembers verdicts on files that did not change. Index thread; one
     question at a time.
 
-    `last_save_bytes`: how much the last version that brought anything has that the one before it
-    has not, holes left out; 0 before the first.
+    `last_save_bytes`: how much a save brings, holes left out: the most of what the last versions have
+    that the one before them has not (one save may come in several). 0 before the first.
     """
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self.last_save_bytes = 0
+        self._saved_bytes: deque[int] = deque(maxlen=_LAST_SAVES)
         self._verdicts: MutableMapping[tuple[str, Hashable], object] = {}
         self._flat: Lru[TreeId, Files] = Lru(_REMEMBERED_FILES)
+
+    @property
+    def last_save_bytes(self) -> int:
+        """See above."""
+        return max(self._saved_bytes, default=0)
 
     async def of(self, tree: TreeId, tree_before: TreeId | None) -> Facts:
         """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
@@ -125,7 +132,7 @@ class VersionFacts:
     def _note_save(self, files: Files, known: set[RecipeId | None]) -> None:
         added = {entry.recipe: entry.size - entry.holes for _, entry in files if entry.recipe not in known}
         if saved := sum(added.values()):
-            self.last_save_bytes = saved
+            self._saved_bytes.append(saved)
 
     def _views(self, files: Files) -> Mapping[str, SavedFile]:
         return {

@@ -81,6 +81,14 @@ class Scheduler:
         """Whether a version is being made, or is about to be because somebody committed a save."""
         return bool(self._commit_points) or self._publisher.is_publishing
 
+    def publish_soon(self) -> bool:
+        """Have everything published that no version has, as if it had been committed just now; False
+        if there is nothing."""
+        waiting = {*self._publisher.changed_dirs_by_unit(), *self._preimages.units_with_pins()}
+        self._commit_points |= waiting
+        self._wake.set()
+        return bool(waiting)
+
     async def run(self) -> None:
         """Publish what is due, for ever; cancelled at shutdown."""
         while True:

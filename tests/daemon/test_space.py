@@ -55,6 +55,7 @@ def keeper(
     saved: int = 60,
     pins: int = 0,
     is_publishing: Callable[[], bool] = lambda: False,
+    publish_soon: Callable[[], bool] = lambda: False,
 ) -> SpaceKeeper:
     """A keeper on a disk of 1000 bytes; `saved` is the size of the last save."""
     store.disk.space = lambda: sweeping.disk  # type: ignore[method-assign]
@@ -67,6 +68,7 @@ def keeper(
         lambda: pins,
         lambda: saved,
         is_publishing,
+        publish_soon,
     )
 
 
@@ -119,6 +121,24 @@ def test_a_save_waits_for_the_version_that_lets_another_go(
     monkeypatch.setattr(kept, "_state", lambda: (looks // 3, 0))
     trio.run(kept.before_writing)
     assert sweeping.disk.available == DISK.available + 500 and len(sweeping.asked) == 2
+
+
+def test_what_is_in_no_version_yet_is_published_for_the_room(
+    full_disk: FilledStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeping, made = Sweeping(0), 0
+
+    def publish_soon() -> bool:
+        nonlocal made
+        made, sweeping.gain = made + 1, 500
+        return True
+
+    kept = keeper(full_disk, sweeping, saved=250, publish_soon=publish_soon)
+    monkeypatch.setattr(kept, "_state", lambda: (made, 0))
+    trio.run(kept.before_writing)
+    assert sweeping.disk.available == DISK.available + 500
+    trio.run(keeper(full_disk, Sweeping(0), saved=250, publish_soon=publish_soon).before_writing)
+    assert made == 2, "it is asked for once, not over and over"
 
 
 def test_the_wait_for_a_version_has_a_bound(full_disk: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
