@@ -251,7 +251,8 @@ def unnamed_ranges(index: SegmentIndex, extents: Iterable[tuple[int, int]]) -> l
 def _gaps(index: SegmentIndex) -> Iterator[tuple[int, int]]:
     """[start, end) of the runs of whole blocks between the payloads, in order."""
     at = 0
-    named = sorted((r.offset, r.offset + r.stored) for r in index.rows if not r.flags & LocationFlag.IN_IDX)
+    in_file = (r for r in index.rows if r.stored and not r.flags & LocationFlag.IN_IDX)
+    named = sorted((r.offset, r.offset + r.stored) for r in in_file)
     for start, end in [*named, (index.file_bytes, index.file_bytes)]:
         low = -(-at // BLOCK_BYTES) * BLOCK_BYTES
         high = start if start == index.file_bytes else start // BLOCK_BYTES * BLOCK_BYTES
