@@ -6,8 +6,6 @@ wait, and after it every one of them is marked as synced, so that a later power 
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Iterator
 
 import msgspec
@@ -29,7 +27,7 @@ async def sync_staging(disk: Disk, index: Index, namespace: Namespace, directori
     """
     if not any(True for _ in _unsynced(namespace, directories)) and not index.scan(Table.PREIMAGE, limit=1):
         return 0
-    await trio.to_thread.run_sync(_sync_file_system, disk.root)
+    await trio.to_thread.run_sync(disk.sync_all)
     change = Change()
     for ino in _unsynced(namespace, directories):
         inode = namespace.inode(ino)
@@ -59,15 +57,3 @@ def _unsynced(namespace: Namespace, directories: list[int]) -> Iterator[int]:
 
 def _synced(content: Content) -> Content:
     return msgspec.structs.replace(content, synced=True) if content.staging else content
-
-
-def _sync_file_system(root: str) -> None:
-    """syncfs(2): bytes and names of everything on the file system that `root` is on."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if libc.syncfs(fd) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), root)
-    finally:
-        os.close(fd)

@@ -380,11 +380,13 @@ class Files:
         somebody still reads is truncated in the moment before its publish."""
         if not self.preimages.is_loss(ino):
             return
-        number = await self._staged.copied(self._namespace.inode(ino).content.staging)
+        content = self._namespace.inode(ino).content
+        number = await self._staged.copied(content)
         draft = self._drafts.begin()
         pinned = False
         try:
-            if self.preimages.before_destroying(ino, draft, Content(staging=number)):
+            copy = Content(staging=number, synced=content.synced)
+            if self.preimages.before_destroying(ino, draft, copy):
                 draft.commit()
                 pinned = True
         finally:
@@ -393,5 +395,11 @@ class Files:
 
 
 def durable_recipe(inode: Inode) -> RecipeId | None:
-    """The recipe that a file goes back to after a power cut, if its staging file was not synced."""
-    return inode.content.base if not inode.content.staging else inode.content.fallback
+    """The recipe that holds the last durable content of a file; None: nothing, or a staging file.
+
+    It is what another staging file that takes its place goes back to after a power cut.
+    """
+    content = inode.content
+    if content.staging and content.synced:
+        return None  # what was stored before its last sync is older than that
+    return content.fallback if content.staging else content.base

@@ -234,11 +234,18 @@ class Mutations:
     async def _sync_before_replacing(self, ino: int, other: int) -> None:
         """Keep "old or new, but whole" through a power cut.
 
-        A new file that is not synced falls back to what the old one durably was. Only where the
-        old one is durable in a staging file, which the rename lets go, the new one is synced first.
+        A new file that is not synced falls back to what the old one durably was. It is synced first
+        where that cannot be: the old one is durable in a staging file, which the rename lets go; the
+        new one has other names, under which the old content would be wrong; or it was synced before,
+        so that it is believed, with or without what was written since.
         """
-        source, target = self._namespace.inode(ino).content, self._namespace.inode(other).content
-        if source.staging and not source.synced and target.staging and target.synced:
+        inode, target = self._namespace.inode(ino), self._namespace.inode(other)
+        if not inode.content.staging:
+            return
+        is_synced = target.content.staging != 0 and target.content.synced
+        if is_synced or (
+            durable_recipe(target) is not None and (inode.content.synced or len(inode.links) > 1)
+        ):
             await self._files.sync_closed(ino)
 
     def _inherit_fallback(self, draft: Draft, ino: int, replaced: Inode) -> None:

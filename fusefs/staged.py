@@ -170,13 +170,13 @@ class StagedFiles:
         """Go on in a copy, because a pre-image owns the staging file. Rare: a settled save that
         is changed in place in the moment before its publish. Several callers may copy at once;
         the pinned bytes do not change, so the first copy that is ready is taken."""
-        number = await self.copied(content.staging)
+        number = await self.copied(content)
         live = self._namespace.find(ino)
         if live is None or live.content.staging != content.staging:
             self._staging.drop(number)
             return
         draft = self._drafts.begin()
-        replaced = Content(number, content.base, content.base_limit, False, content.fallback)
+        replaced = Content(number, content.base, content.base_limit, content.synced, content.fallback)
         draft.update(ino, content=replaced)
         draft.commit()
         open_file = self.open_files.get(ino)
@@ -184,12 +184,16 @@ class StagedFiles:
             self.close_fd(open_file)
             self.load(open_file, replaced)
 
-    async def copied(self, number: int) -> int:
-        """Copy a staging file; returns the number of the copy."""
+    async def copied(self, content: Content) -> int:
+        """Copy a staging file; returns the number of the copy. What was synced is so in the copy, and
+        durable when: this returned."""
         copy, fd = self._staging.create()
-        source = self._staging.open_read(number)
+        source = self._staging.open_read(content.staging)
         try:
             await trio.to_thread.run_sync(copy_sparse, self._disk, source, fd)
+            if content.synced:
+                await trio.to_thread.run_sync(self._disk.sync, fd)
+                await trio.to_thread.run_sync(self._staging.sync_names)
         except BaseException:
             self._staging.drop(copy)
             raise

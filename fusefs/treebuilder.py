@@ -13,14 +13,15 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.units import Units
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId
 from ckptfs.store.index import Table
 from ckptfs.store.inode import Inode
+from ckptfs.store.merkle import file_root
 from ckptfs.store.pins import PinnedFile
+from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry, encode_tree
 
@@ -151,7 +152,7 @@ class TreeBuilder:
         self, name: bytes, ino: int, inode: Inode, *, tree: TreeId | None = None, grown: Stored | None = None
     ) -> Entry:
         shown = self._namespace.attributes_of(ino, inode)
-        recipe, root, size = self._content(inode, shown, grown)
+        recipe, root, size = self._content(inode, grown)
         return Entry(
             name=name,
             mode=inode.mode,
@@ -170,14 +171,15 @@ class TreeBuilder:
             xattrs=tuple(sorted(self._namespace.xattrs(ino).items())),
         )
 
-    @staticmethod
-    def _content(
-        inode: Inode, shown: Attributes, grown: Stored | None
-    ) -> tuple[RecipeId | None, bytes | None, int]:
+    def _content(self, inode: Inode, grown: Stored | None) -> tuple[RecipeId | None, bytes | None, int]:
         if not inode.is_file:
             return None, None, 0
         if grown is not None:
             return grown.recipe, grown.root, grown.size
+        if inode.content.base is None:
+            # What a power cut left of a file that nobody had synced: no ingest has seen it.
+            self.built.objects.append((ChunkId(EMPTY.identity()), EMPTY.encode()))
+            return EMPTY.identity(), file_root(EMPTY.root_leaves()), 0
         return inode.content.base, inode.root, inode.size
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 from dataclasses import dataclass
 from typing import Literal
@@ -56,6 +57,10 @@ class Disk:
     def absolute(self, path: str) -> str:
         """The path as the kernel wants it."""
         return f"{self.root}/{path}" if path else self.root
+
+    def below(self, path: str) -> Disk:
+        """The same disk, seen from a folder below the root."""
+        return Disk(self.absolute(path))
 
     def make_dir(self, path: str) -> None:
         """Make a directory (0700) unless it is there. Durable when: its parent is synced."""
@@ -142,6 +147,18 @@ class Disk:
         finally:
             os.close(fd)
 
+    def sync_all(self) -> None:
+        """syncfs: bytes and names of everything on the file system of the store."""
+        import ctypes
+
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), self.root)
+        finally:
+            os.close(fd)
+
     def link(self, source: str, target: str) -> None:
         """A second name for a file. Durable when: the target's directory is synced."""
         os.link(self.absolute(source), self.absolute(target))
@@ -153,6 +170,10 @@ class Disk:
     def unlink(self, path: str) -> None:
         """Remove a name; FileNotFoundError if it is not there."""
         os.unlink(self.absolute(path))
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all that is in it, as far as that can be; it need not be there."""
+        shutil.rmtree(self.absolute(path), ignore_errors=True)
 
     def write_file(self, path: str, payload: bytes) -> None:
         """Replace a small file whole. Durable when: this returned."""

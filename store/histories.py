@@ -372,8 +372,8 @@ class Histories:
             self._log.mend(unit_id, start + offset, right)
             what = "a flipped bit of a history was put right"
             self.problems.append(self._log.corrupt(unit_id, start + offset, what))
-        if scan.end < len(tail):
-            self._log.cut(unit_id, start + scan.end)
+        # A process that was killed may have written them and not synced them: nothing is listed before.
+        self._log.cut(unit_id, start + scan.end)
         change = Change()
         mirror = Mirror(unit_id, unit, scan, change)
         self.problems += [self._log.corrupt(unit_id, offset, what) for offset, what in mirror.problems]

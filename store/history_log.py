@@ -109,7 +109,7 @@ class HistoryLog:
             return b""
 
     def cut(self, unit: UnitId, end: int) -> None:
-        """Cut a torn tail off. Durable when: this returned."""
+        """Cut a torn tail off, if there is one. Durable, all that is left too, when: this returned."""
         fd = self._disk.open_write(history_path(unit))
         try:
             self._disk.truncate(fd, end)

@@ -93,7 +93,8 @@ class Index:
         self._check_pages(disk, read_only)
         self._thread = threading.get_ident()
         self._read_only = read_only
-        if not read_only:
+        is_new = not read_only and not disk.exists(f"{INDEX_PATH}/data.mdb")
+        if is_new:
             disk.make_dir(INDEX_PATH)
             remove_page_sums(disk)
         self._env = lmdb.open(
@@ -104,6 +105,8 @@ class Index:
             mode=0o600,
             max_spare_txns=0,
         )
+        if is_new:
+            disk.sync_dir(INDEX_PATH)  # LMDB syncs its file, and never its name
         self._tables = [self._env.open_db(t.name.lower().encode(), create=not read_only) for t in Table]
         self._transaction = self._env.begin(write=not read_only)
         self._sequence = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")

@@ -55,9 +55,10 @@ class Journal:
         """(sequence, operations) of every whole record behind sequence `after`, in order.
 
         What follows the last of them was never acknowledged, or is older, and is written over.
-        Raises InvalidRequest, and changes nothing, if the first of them does not follow on `after`:
-        the journal is then that of another index, such as one that was deleted, and a part of it
-        is not a state.
+        Raises InvalidRequest, and changes nothing, if the file begins with a record that does not
+        follow on `after`: the journal is then that of another index, such as one that was deleted,
+        and a part of it is not a state. (Behind older records such a one is what is left of several
+        of which a loss of power took the first.)
         """
         encoded = self._disk.pread(self._fd, self._disk.fstat(self._fd).st_size, 0)
         found: list[tuple[int, list[Op]]] = []
@@ -151,6 +152,7 @@ class Journal:
         """At opening, when all records are committed: cut off what other runs left, so that no old
         frame can ever follow a new one by chance."""
         self._disk.truncate(self._fd, 0)
+        self._disk.sync(self._fd)
         self._disk.allocate(self._fd, self._allocated_bytes)
         self._end = self._synced_end = 0
 

@@ -101,8 +101,9 @@ def _make_folders(disk: Disk) -> None:
     missing = [folder for folder in FOLDERS if not disk.exists(folder)]
     for folder in missing:
         disk.make_dir(folder)
-    if missing:
-        disk.sync_dir("")
+    # A process that was killed may have made names and not synced them: what is there counts from now on.
+    for folder in (*FOLDERS, ""):
+        disk.sync_dir(folder)
     if not disk.exists(FORMAT_PATH):
         disk.write_file(FORMAT_PATH, encode_format(Format()))
         disk.sync_dir("..")

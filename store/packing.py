@@ -167,9 +167,13 @@ def make_segment_dir(disk: Disk, number: int) -> None:
         return
     is_first = not disk.exists(SEGMENTS_PATH)
     disk.make_dir(folder)
-    disk.sync_dir(SEGMENTS_PATH)
-    if is_first:
-        disk.sync_dir("")
+    try:
+        disk.sync_dir(SEGMENTS_PATH)
+        if is_first:
+            disk.sync_dir("")
+    except OSError:
+        disk.remove_tree(folder)  # a folder that is there counts as synced
+        raise
 
 
 def remove_segment_files(disk: Disk, number: int) -> None:

@@ -11,7 +11,6 @@ Source: FORMAT.md, "Rebuild".
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -76,9 +75,9 @@ def rebuild(disk: Disk, *, boot_id: str, now_ns: int, progress: Progress | None 
 
     Raises NoSpace or OSError; the store is as before then. Durable when: this returned.
     """
-    _remove_folder(disk, NEW_INDEX_PATH)
+    disk.remove_tree(NEW_INDEX_PATH)
     disk.make_dir(NEW_INDEX_PATH)
-    index = _NewIndex(Disk(disk.absolute(NEW_INDEX_PATH)))
+    index = _NewIndex(disk.below(NEW_INDEX_PATH))
     found = Rebuilt()
     try:
         index.start_behind(_last_sequence(disk))
@@ -107,7 +106,7 @@ def _put_in_place(disk: Disk) -> None:
     disk.sync_dir("")
     if disk.exists(JOURNAL_PATH):
         disk.unlink(JOURNAL_PATH)
-    _remove_folder(disk, NEW_INDEX_PATH)
+    disk.remove_tree(NEW_INDEX_PATH)
 
 
 def _last_sequence(disk: Disk) -> int:
@@ -259,10 +258,6 @@ def _put_numbers(disk: Disk, index: Index, boot_id: str) -> None:
     change.put(Table.META, b"next_staging", (max(numbers, default=0) + 1).to_bytes(8, "big"))
     change.put(Table.META, BOOT_ID, boot_id.encode())
     index.apply(change)
-
-
-def _remove_folder(disk: Disk, path: str) -> None:
-    shutil.rmtree(disk.absolute(path), ignore_errors=True)
 
 
 def _silent(done: int, total: int) -> None:

@@ -241,7 +241,9 @@ def _shrink_idx(disk: Disk, segment: int, dead: frozenset[ChunkId]) -> tuple[boo
         if left != index:
             write_idx(disk, left)
         return True, 0
-    freed = disk.allocated(segment_paths(segment)[0])
+    seg = segment_paths(segment)[0]
+    # After a loss of power the .seg may be gone and the .idx, which went before it, back again.
+    freed = disk.allocated(seg) if disk.exists(seg) else 0
     remove_segment_files(disk, segment)
     return False, freed
 

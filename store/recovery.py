@@ -15,7 +15,6 @@ Source: FORMAT.md, "Recovery".
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
@@ -293,5 +292,5 @@ def _remove_temporaries(disk: Disk) -> int:
     for name in left:
         disk.unlink(name)
     # What a rebuild that was killed had made; it begins anew.
-    shutil.rmtree(disk.absolute(NEW_INDEX_PATH), ignore_errors=True)
+    disk.remove_tree(NEW_INDEX_PATH)
     return len(left)

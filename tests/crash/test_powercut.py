@@ -1,0 +1,110 @@
+"""The share of powercut.py that every run of the tests takes, and the crashes that once lost something."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from faceclient import FaceClient
+from mounting import memory_folder
+from powercut import Cutter, cut_run
+from recording_run import record_script
+
+SHARE = 0.03
+KINDS = ("kill", "synced", "names", "bytes", "torn512", "any")
+Script = Callable[[FaceClient], Awaitable[None]]
+
+
+def test_nothing_is_lost_wherever_the_process_or_the_power_ends(seed: int) -> None:
+    tally = cut_run(f"{seed}.0", SHARE)
+    assert tally.findings == [], "\n".join(tally.findings)
+    assert sum(tally.points.values()) > 100
+
+
+async def save(client: FaceClient, path: str, payload: bytes) -> int:
+    """A file, open, not synced; its key."""
+    key = await client.create(path)
+    assert key is not None
+    await client.write(key, 0, payload)
+    return key
+
+
+async def stored(client: FaceClient, path: str, payload: bytes) -> int:
+    """A file in run0 that a version has; its key."""
+    if "run0" not in client.truth.state.names:
+        await client.mkdir("run0")
+    key = await save(client, path, payload)
+    await client.close(key)
+    await client.publish("run0")
+    return key
+
+
+async def renamed_after_a_write_behind_its_sync(client: FaceClient) -> None:
+    await stored(client, "run0/model", b"old" * 3000)
+    key = await save(client, "run0/model.tmp", b"new" * 3000)
+    await client.fsync(key)
+    await client.write(key, 100, b"more" * 3000)
+    await client.rename("run0/model.tmp", "run0/model")
+    await client.fsyncdir("run0")
+
+
+async def renamed_with_a_second_name(client: FaceClient) -> None:
+    await stored(client, "run0/model", b"old" * 3000)
+    await save(client, "run0/model.tmp", b"new" * 3000)
+    await client.link("run0/model.tmp", "run0/twin")
+    await client.rename("run0/model.tmp", "run0/model")
+    await client.fsyncdir("run0")
+
+
+async def emptied_after_its_sync(client: FaceClient) -> None:
+    key = await stored(client, "run0/model", b"first" * 3000)
+    await client.open(key)
+    await client.write(key, 0, b"second" * 3000)
+    await client.fsync(key)
+    await client.close(key)
+    await client.open_truncated(key)
+    await client.write(key, 0, b"third" * 3000)
+    await client.fsyncdir("run0")
+
+
+async def written_while_its_synced_bytes_are_pinned(client: FaceClient) -> None:
+    await client.mkdir("run0")
+    key = await save(client, "run0/model", b"synced" * 3000)
+    await client.fsync(key)
+    await client.close(key)
+    other = await save(client, "run0/other", b"other" * 10)
+    await client.close(other)
+    await client.unlink("run0/other")
+    await client.open(key)
+    await client.write(key, 0, b"in place")
+    await client.fsyncdir("run0")
+
+
+async def never_synced_and_then_published(client: FaceClient) -> None:
+    await client.mkdir("run0")
+    await save(client, "run0/model", b"never synced" * 300)
+    await client.fsyncdir("run0")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        renamed_after_a_write_behind_its_sync,
+        renamed_with_a_second_name,
+        emptied_after_its_sync,
+        written_while_its_synced_bytes_are_pinned,
+        never_synced_and_then_published,
+    ],
+)
+def test_a_case_that_once_lost_something(script: Script) -> None:
+    run = record_script(script.__name__, script)
+    with memory_folder() as memory:
+        cutter = Cutter(run, str(memory), always_again=True)
+        last = len(run.events)
+        findings: list[str] = []
+        for place in range(max(1, last - 6), last + 1):
+            for kind in KINDS:
+                findings += cutter.cut_at(place, kind).findings
+                cutter.tally.findings = []
+        assert findings == [], "\n".join(findings)
+        assert sum(cutter.tally.points.values()) > 10
