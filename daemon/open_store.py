@@ -87,7 +87,6 @@ def _close_index(index: Index) -> None:
     try:
         index.close()
     except NoSpace as e:
-        index.sync_journal()
         log.warning("%s; the next start reads them from there", e)
 
 

@@ -292,15 +292,24 @@ class Files:
         open_file.growth = Growth(0, wrote=True)
 
     async def fsync(self, ino: int) -> None:
-        """Make bytes and name durable. Durable when: this returned."""
+        """Make bytes and name durable. Durable when: this returned.
+
+        OSError, and again at every later call, if it cannot be: after a sync that failed the kernel
+        calls the next one a success, whoever asked for the first. The file has to be written anew.
+        """
         open_file = self._staged.current(ino)
         content = open_file.content
+        if (failed := self._staging.failed.get(content.staging)) is not None:
+            raise OSError(errno.EIO, f"an earlier sync has failed: {failed.strerror}")
         if content.staging:
             if open_file.fd < 0:
                 self._staged.open_fd(open_file, writable=False)
             copy = os.dup(open_file.fd)
             try:
                 await trio.to_thread.run_sync(self._disk.sync, copy)
+            except OSError as e:
+                self._staging.failed[content.staging] = e
+                raise
             finally:
                 self._disk.close(copy)
             await self._staged.mark_synced(ino, content)

@@ -128,10 +128,14 @@ def write_open(disk: Disk, segments: Segments, open_file: OpenFile, offset: int,
 
     Durable when: the staging file and its name are synced (fsync), and not before.
     """
-    if open_file.extents is not None:
-        _copy_up(disk, segments, open_file, offset)
-        _copy_up(disk, segments, open_file, offset + len(payload))
-    written = disk.pwrite(open_file.fd, payload, offset)
+    try:
+        if open_file.extents is not None:
+            _copy_up(disk, segments, open_file, offset)
+            _copy_up(disk, segments, open_file, offset + len(payload))
+        written = disk.pwrite(open_file.fd, payload, offset)
+    except OSError:
+        _take_back(disk, segments, open_file, offset, len(payload))
+        raise
     if open_file.extents is not None:
         first = offset // BLOCK_BYTES * BLOCK_BYTES
         last = -(-(offset + written) // BLOCK_BYTES) * BLOCK_BYTES
@@ -168,6 +172,21 @@ def _from_base(disk: Disk, segments: Segments, open_file: OpenFile, start: int, 
     if start < limit:
         shown = segments.read_file(open_file.recipe, start, min(stop, limit) - start)
     return shown.ljust(stop - start, b"\0")
+
+
+def _take_back(disk: Disk, segments: Segments, open_file: OpenFile, offset: int, length: int) -> None:
+    """A write to an overlay ended half way (disk full): the blocks that it has made must not hide what
+    the base has behind the written bytes. They are filled from there, which needs no room."""
+    if open_file.extents is None:
+        return
+    end = min(offset + length + BLOCK_BYTES, disk.fstat(open_file.fd).st_size)
+    for start, stop in [(s, s + n) for s, n in disk.data_extents(open_file.fd, end)]:
+        for block in range(start // BLOCK_BYTES * BLOCK_BYTES, stop, BLOCK_BYTES):
+            if open_file.extents.contains(block):
+                continue
+            upto = min(block + BLOCK_BYTES, disk.fstat(open_file.fd).st_size)
+            disk.pwrite(open_file.fd, _from_base(disk, segments, open_file, block, upto), block)
+            open_file.extents.add(block, block + BLOCK_BYTES)
 
 
 def _copy_up(disk: Disk, segments: Segments, open_file: OpenFile, edge: int) -> None:

@@ -111,7 +111,7 @@ class Preimages:
         if pinned is None:
             self._pin_settled(top, draft, ino)
         if pinned is None or pinned.get(ino) != inode.content:
-            self._pin(top, ino, inode, draft)
+            self._pin(top, ino, inode, inode.links[0], draft)
         return True
 
     def before_replacing(self, top: int, ino: int, inode: Inode, draft: Draft) -> None:
@@ -186,17 +186,18 @@ class Preimages:
                     continue
             except PosixError:  # a removed directory belongs to no unit
                 continue
-            for _, _, ino in self._namespace.entries(directory):
+            for _, name, ino in self._namespace.entries(directory):
                 inode = self._namespace.inode(ino)
                 if ino != besides and self._is_loss(ino, inode):
-                    self._pin(top, ino, inode, draft)
+                    self._pin(top, ino, inode, (directory, name), draft)
 
-    def _pin(self, top: int, ino: int, inode: Inode, draft: Draft) -> None:
+    def _pin(self, top: int, ino: int, inode: Inode, link: tuple[int, bytes], draft: Draft) -> None:
+        """Pin a file under one of its names, which is in the unit: others may be in other units."""
         attributes = self._namespace.attributes_of(ino, inode)
         frozen = msgspec.structs.replace(
             inode, size=attributes.size, mtime_ns=attributes.mtime_ns, ctime_ns=attributes.ctime_ns
         )
-        parent, name = inode.links[0]
+        parent, name = link
         pin = PinnedFile(
             ino,
             tuple(self._directory(i, n) for i, n in self._units.path_in_unit(top, parent)),

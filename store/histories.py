@@ -16,7 +16,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NotFound
+from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NoSpace, NotFound
 from ckptfs.store.frames import encode_frame
 from ckptfs.store.history import (
     GENESIS,
@@ -49,7 +49,7 @@ class Histories:
 
     `problems` is what was found damaged at opening; the units concerned can still be read.
     In memory only: hints from inodes and names to units, and per unit how far back from which
-    version the newest complete one was searched for.
+    version the newest complete one was searched for, and the records whose rows may be missing.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Histories:
         self._log = HistoryLog(disk)
         self._hints = UnitHints()
         self._complete: dict[UnitId, tuple[int, int]] = {}
+        self._appended: dict[bytes, VersionRecord] = {}
         self.problems: list[Corrupt] = []
         if not read_only:
             self._log.prepare()
@@ -165,8 +166,23 @@ class Histories:
             raise Conflict(f"version {record.number} of {unit.text} was overtaken by another; try again")
         encoded = record.encode()
         assert decode_version(encoded) == record, "a version record does not decode to itself"
-        unit = self._append(unit, (RecordKind.VERSION, encoded))
+        key = version_key(record.unit, record.number)
+        # If a broken writer refuses this one, an earlier one of the same number may be in the file.
+        self._appended.setdefault(key, record)
+        try:
+            unit = self._append(unit, (RecordKind.VERSION, encoded))
+        except NoSpace:
+            del self._appended[key]
+            raise
         change.put(Table.UNIT, record.unit, encode_unit(put_version(unit, record, change)))
+
+    def unlisted(self) -> list[VersionRecord]:
+        """Versions that are, or may be, in their file, and not in the index: the change with their rows
+        was refused, or the sync of the file failed. They are listed later, at the latest by the next
+        start, so what they name must stay."""
+        for key in [key for key in self._appended if self._index.get(Table.VERSION, key) is not None]:
+            del self._appended[key]
+        return list(self._appended.values())
 
     def has_version(self, unit_id: UnitId, number: int) -> bool:
         """Whether there is a version `number`."""
@@ -219,6 +235,7 @@ class Histories:
         if number in self.pins(unit_id):
             raise Conflict(f"version {number} is pinned; unpin it first")
         self._mark(RecordKind.FORGET, unit_id, number)
+        self._appended.pop(version_key(unit_id, number), None)
 
     def evidence(self, unit_id: UnitId) -> Evidence:
         """What there is of a unit on the disk, for `prove`."""

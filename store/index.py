@@ -96,6 +96,7 @@ class Index:
         is_new = not read_only and not disk.exists(f"{INDEX_PATH}/data.mdb")
         if is_new:
             disk.make_dir(INDEX_PATH)
+        if not read_only:
             remove_page_sums(disk)
         self._env = lmdb.open(
             disk.absolute(INDEX_PATH),
@@ -105,8 +106,6 @@ class Index:
             mode=0o600,
             max_spare_txns=0,
         )
-        if is_new:
-            disk.sync_dir(INDEX_PATH)  # LMDB syncs its file, and never its name
         self._tables = [self._env.open_db(t.name.lower().encode(), create=not read_only) for t in Table]
         self._transaction = self._env.begin(write=not read_only)
         self._sequence = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")
@@ -117,17 +116,25 @@ class Index:
         self._disk = disk
         self._allocated_bytes = 0
         if not read_only:
-            self._journal = Journal(disk)
             try:
-                self._replay(boot_id)
+                if is_new:
+                    disk.sync_dir(INDEX_PATH)  # LMDB syncs its file, and never its name
+                self._open_journal(boot_id)
             except BaseException:
                 self._transaction.abort()
-                self._journal.close()
                 self._env.close()
                 raise
+
+    def _open_journal(self, boot_id: str) -> None:
+        self._journal = Journal(self._disk)
+        try:
+            self._replay(boot_id)
             self.commit()
             self._journal.begin_anew()
             self._journal.ensure_reserve()
+        except BaseException:
+            self._journal.close()
+            raise
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value of `key`, this process's own changes included."""
@@ -237,19 +244,30 @@ class Index:
         return self._journal.check()
 
     def close(self) -> None:
-        """Commit and close, with the pages' checksums beside the file if there is room for them."""
-        if self._read_only:
-            self._transaction.abort()
-            self._env.close()
-            return
-        self.commit()
-        self._transaction.abort()
-        self._journal.close()
-        self._env.close()
+        """Commit and close, with the pages' checksums beside the file if there is room for them.
+
+        Closed it is, whatever is raised. NoSpace: the journal, synced, keeps what cannot be committed.
+        """
         try:
-            write_page_sums(self._disk, _FILE_PATH)
-        except OSError:
-            pass  # The next start then checks nothing, as after a kill.
+            if not self._read_only:
+                self._commit_or_sync()
+        finally:
+            self._transaction.abort()
+            if not self._read_only:
+                self._journal.close()
+            self._env.close()
+        if not self._read_only:
+            try:
+                write_page_sums(self._disk, _FILE_PATH)
+            except OSError:
+                pass  # The next start then checks nothing, as after a kill.
+
+    def _commit_or_sync(self) -> None:
+        try:
+            self.commit()
+        except NoSpace:
+            self._journal.sync()
+            raise
 
     def _check_pages(self, disk: Disk, read_only: bool) -> None:
         """What rotted while no daemon ran. Damaged sums say nothing about the index."""

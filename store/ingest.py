@@ -54,7 +54,6 @@ class Ingest:
         self.reclaim = Reclaim(disk, index, segments)
         table = ChunkTable(disk, index, segments, now_ns)
         self._committer = Committer(disk, index, table, self.reclaim, now_ns)
-        self._broken: dict[int, Exception] = {}
         self._one_batch = trio.Lock()
         self._one_growing = trio.Lock()
 
@@ -66,7 +65,7 @@ class Ingest:
         stand, of the rest nothing is visible.
         """
         async with self._one_batch:
-            batch = Batch(self._disk, self._segments, self._staging, self._committer, commit, self._broken)
+            batch = Batch(self._disk, self._segments, self._staging, self._committer, commit)
             await batch.run(candidates)
         return batch.report
 

@@ -21,7 +21,7 @@ from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change
 from ckptfs.store.ingest_commit import Committer, Pack
 from ckptfs.store.ingest_job import Candidate, Ingested, Job, Outcome
-from ckptfs.store.packing import Adoption, adopt, copy_ranges
+from ckptfs.store.packing import Adoption, SyncFailed, adopt, copy_ranges
 from ckptfs.store.segment_format import Row
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging, staging_path
@@ -62,7 +62,6 @@ class Batch:
         staging: Staging,
         committer: Committer,
         commit_files: CommitFiles,
-        broken: dict[int, Exception],
     ) -> None:
         self.report = IngestReport()
         self._disk = disk
@@ -70,7 +69,6 @@ class Batch:
         self._staging = staging
         self._committer = committer
         self._commit_files = commit_files
-        self._broken = broken
         self._done: list[Job] = []
         self._pack: Pack
 
@@ -104,7 +102,7 @@ class Batch:
     def _is_turned_away(self, job: Job) -> bool:
         if job.candidate.cancelled():
             job.outcome = Outcome.CANCELLED
-        elif (error := self._broken.get(job.candidate.staging)) is not None:
+        elif (error := self._staging.failed.get(job.candidate.staging)) is not None:
             job.fail(error)
         return job.outcome is not Outcome.RUNNING
 
@@ -245,8 +243,8 @@ class Batch:
         try:
             built = await trio.to_thread.run_sync(adopt, self._disk, job.fd, plan)
         except OSError as e:
-            # After a failed sync the kernel may drop the pages and call the next sync a success.
-            self._broken[one.staging] = e
+            if isinstance(e, SyncFailed):
+                self._staging.failed[one.staging] = e
             job.fail(e)
             self._note(job)
             return

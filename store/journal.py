@@ -128,7 +128,10 @@ class Journal:
         self._end += len(encoded)
 
     def sync(self) -> None:
-        """Make every appended record durable."""
+        """Make every appended record durable. After a failure nobody knows what is on the disk, whatever
+        the next sync says: OSError then, ReadOnly ever after."""
+        if self._broken:
+            raise ReadOnly("the journal failed to sync before; restart ckptfs")
         if self._synced_end == self._end:
             return
         try:

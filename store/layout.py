@@ -231,17 +231,24 @@ class StoreLock:
         self.describe(holder)
 
     def describe(self, holder: Holder) -> None:
-        """Write down who holds the lock. Not synced: it says nothing after a reboot."""
+        """Write down who holds the lock, if there is room. Not synced: it says nothing after a reboot."""
         encoded = msgspec.json.encode(holder) + b"\n"
-        self._disk.truncate(self._fd, 0)
-        self._disk.pwrite(self._fd, encoded, 0)
+        try:
+            self._disk.truncate(self._fd, 0)
+            self._disk.pwrite(self._fd, encoded, 0)
+        except OSError:
+            pass  # for messages only: a full disk must not keep a daemon from starting
 
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
         if self._fd >= 0:
-            self._disk.truncate(self._fd, 0)
-            self._disk.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            try:
+                self._disk.truncate(fd, 0)
+            except OSError:
+                pass  # as in `describe`
+            finally:
+                self._disk.close(fd)
 
 
 def holder_of(disk: Disk) -> Holder | None:

@@ -33,6 +33,7 @@ from ckptfs.store.gc import (
     references_of_tree,
     references_of_version,
 )
+from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_mirror import version_of
 from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.index import Index, Table
@@ -112,6 +113,11 @@ class Marking:
     def keep_recipes(self, recipes: Iterable[RecipeId], stage: int = KEPT) -> None:
         """Note contents that somebody has open."""
         self.keep(map(reference_to_recipe, recipes), stage)
+
+    def keep_records(self, records: Iterable[VersionRecord]) -> None:
+        """Note versions that have no row."""
+        for record in records:
+            self.keep(references_of_version(record))
 
     def keep_version(self, key: bytes) -> None:
         """A version that was to go stays after all."""

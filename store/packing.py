@@ -50,6 +50,10 @@ class Built:
         return SegmentFacts(one.kind, one.file_bytes, payload_bytes, chunks, *times, self.punch_due)
 
 
+class SyncFailed(OSError):
+    """The sync of a staging file failed: its bytes are not to be believed, whatever the next one says."""
+
+
 @contextmanager
 def full_disk_is_no_space() -> Iterator[None]:
     """Turn ENOSPC and EDQUOT into NoSpace."""
@@ -133,8 +137,8 @@ class Adoption:
 def adopt(disk: Disk, fd: int, plan: Adoption) -> Built:
     """Sync the staging file that `fd` is open on, give it its name as a segment, write the `.idx`.
 
-    The staging name stays: it goes once the commit is synced. Raises NoSpace, or OSError if the
-    sync failed; then the segment's names are gone again and the staging file is not to be trusted.
+    The staging name stays: it goes once the commit is synced. Raises SyncFailed, NoSpace or another
+    OSError; then the segment's names are gone again.
     """
     rows = [*plan.rows]
     if plan.inline is not None:
@@ -143,7 +147,10 @@ def adopt(disk: Disk, fd: int, plan: Adoption) -> Built:
     inline = bytes(plan.inline.payload) if plan.inline is not None else b""
     kind = SegmentKind.ADOPTED
     index = SegmentIndex(plan.number, kind, plan.created_ns, plan.file_bytes, tuple(rows), inline)
-    disk.sync(fd)
+    try:
+        disk.sync(fd)
+    except OSError as e:
+        raise SyncFailed(*e.args) from e
     with full_disk_is_no_space():
         make_segment_dir(disk, plan.number)
         try:

@@ -17,12 +17,17 @@ def staging_path(number: int) -> str:
 
 
 class Staging:
-    """Makes, opens and drops staging files. Touched only by the index thread."""
+    """Makes, opens and drops staging files. Touched only by the index thread.
+
+    `failed` are those of which a sync failed, with the error: the kernel may have dropped their pages
+    and call the next sync a success, so they are not adopted in this mount.
+    """
 
     def __init__(self, disk: Disk, next_number: int) -> None:
         self._disk = disk
         disk.make_dir(STAGING_PATH)
         taken = [int(name, 16) for name in disk.list_dir(STAGING_PATH) if len(name) == 16]
+        self.failed: dict[int, OSError] = {}
         self._next = max([next_number, *(number + 1 for number in taken)])
 
     def create(self) -> tuple[int, int]:

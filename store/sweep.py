@@ -166,6 +166,7 @@ class Sweeper:
         """Take into account all that happened; true until the caller awaits."""
         while True:
             await self._index.removals.opened()
+            marking.keep_records(self._histories.unlisted())
             await marking.finish()
             if not self._index.removals.is_held:
                 return
@@ -180,6 +181,7 @@ class Sweeper:
         stages = {version_key(*key): stage_of(at, len(order)) for at, key in enumerate(order)}
         marking = Marking(self._index, self._segments, stages)
         marking.keep_recipes(self._open_recipes())
+        marking.keep_records(self._histories.unlisted())
         with self._index.watch(marking.watch):
             yield marking
 

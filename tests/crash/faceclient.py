@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +43,6 @@ class FaceClient:
         self.handles: dict[int, int] = {}
         self.findings: list[str] = []
         self._next_key = 1
-        self._failures = 0
 
     def attach(self, parts: OpenStore) -> None:
         """Work on this store from now on."""
@@ -173,20 +173,20 @@ class FaceClient:
 
     async def publish(self, unit: str, tag: str | None = None) -> None:
         """A version now, as `ckptfs publish` makes one."""
-        began = self.log.mark(f"publish {unit}")
-        expected = outline(self.truth.state, unit)
-        names = self.truth.state.names.items()
-        quiet = not any(path.startswith(unit + "/") and node.key in self.handles for path, node in names)
+        began, failures = self.log.mark(f"publish {unit}"), self._failures()
+        expected = self._quiet_outline(unit)
         record = None
         try:
             record = await self.face.publisher.publish_now(self._ino(unit), Request("command"))
         except _REFUSED as e:
-            self._refused(f"publish {unit}", e, expected=isinstance(e, NotFound))
+            if not isinstance(e, NotFound):
+                self._refused(f"publish {unit}", e, failures)
         fresh = self.note_versions(began)
         self._note_stored(unit, floor=bool(fresh) and record is not None)
-        if record is not None and (record.unit, record.number) in fresh and quiet:
+        if record is not None and (record.unit, record.number) in fresh:
             listed = fresh[record.unit, record.number].outline
-            if listed != expected:
+            # What others do meanwhile, by another name of a file, may be in it or not.
+            if expected is not None and listed != expected == self._quiet_outline(unit):
                 self.findings.append(f"{record.name} of {unit} lists {listed}, there was {expected}")
         if record is not None and tag is not None:
             await self.tag(record.unit, record.number, tag)
@@ -204,10 +204,11 @@ class FaceClient:
 
     async def tag(self, unit: UnitId, number: int, tag: str) -> None:
         """Name a version."""
+        failures = self._failures()
         try:
             self.parts.histories.tag(unit, number, tag)
         except _REFUSED as e:
-            self._refused(f"tag {tag}", e)
+            self._refused(f"tag {tag}", e, failures)
             return
         self.truth.tags[unit, tag] = (number, self.log.mark(f"tagged {tag}"))
 
@@ -215,10 +216,11 @@ class FaceClient:
         """Let a version go."""
         version = self.truth.versions[unit, number]
         version.forgetting = self.log.mark(f"forget version {number}")
+        failures = self._failures()
         try:
             self.parts.histories.forget(unit, number)
         except _REFUSED as e:
-            self._refused(f"forget {number}", e)
+            self._refused(f"forget {number}", e, failures)
             return
         version.forgotten = self.log.mark(f"forgot version {number}")
 
@@ -262,29 +264,30 @@ class FaceClient:
 
     async def call(self, op: Op, make: Callable[[], Awaitable[object]]) -> bool:
         """Make a call; whether it was answered without an error."""
-        step = self.truth.begin(op, self.log.mark(f"{op}"))
+        step, failures = self.truth.begin(op, self.log.mark(f"{op}")), self._failures()
         try:
             await make()
         except _REFUSED as e:
-            self._refused(str(op), e)
+            self._refused(str(op), e, failures)
             happened = await self._happened(op)
-            if happened and op.kind == "create":
+            if happened is not None and op.kind == "create":
                 self.inos[op.key] = self._ino(op.path)
             self.truth.fail(step, self.log.mark(f"refused: {op}"), happened)
             return False
         self.truth.answer(step, self.log.mark(f"answered: {op}"))
         return True
 
-    async def _happened(self, op: Op) -> bool:
-        """Whether a call that was refused has happened all the same."""
+    async def _happened(self, op: Op) -> Op | None:
+        """What has happened of a call that was refused: nothing, all, or the first half of a write."""
         found = await self.look()
-        before = Truth(states=[self.truth.state])
-        if not before.check_killed(found, 1 << 62):
-            return False
-        wrong = Truth(states=[after(self.truth.state, op)]).check_killed(found, 1 << 62)
-        if wrong:
-            self.findings.append(f"half of {op}, which was refused: {wrong}")
-        return True
+        if not Truth(states=[self.truth.state]).check_killed(found, 1 << 62):
+            return None
+        for one in (replace(op, payload=op.payload[: len(op.payload) // 2]), op):
+            wrong = Truth(states=[after(self.truth.state, one)]).check_killed(found, 1 << 62)
+            if not wrong:
+                return one
+        self.findings.append(f"a part of {op}, which was refused: {wrong}")
+        return op
 
     async def look(self) -> Any:
         """The live tree, whatever fails."""
@@ -295,21 +298,36 @@ class FaceClient:
         """No call fails in this block."""
         return self.log.faults.paused()
 
-    def _refused(self, what: str, error: Exception, *, expected: bool = False) -> None:
+    def _failures(self) -> int:
+        return len(self.log.faults.failed)
+
+    def _refused(self, what: str, error: Exception, before: int) -> None:
         """Calls may fail while the disk does; afterwards only what a failed sync has broken for good."""
-        faults = self.log.faults
-        if expected or self._failures < len(faults.failed):
-            self._failures = len(faults.failed)
+        failed = self.log.faults.failed
+        if len(failed) > before:
             return
         is_read_only = isinstance(error, ReadOnly) or getattr(error, "errno", 0) == errno.EROFS
-        if not (is_read_only and "sync" in faults.failed):
+        is_of_a_failed_sync = "sync" in failed and what.startswith(("fsync", "rename"))
+        if not is_read_only and not is_of_a_failed_sync:
             self.findings.append(f"{what} was refused: {error!r} {error}")
 
+    def _quiet_outline(self, unit: str) -> dict[str, str] | None:
+        """What a version of a unit lists now; None if somebody writes to a file of it, or a file stays
+        out of the store because a sync of it has failed."""
+        state = self.truth.state
+        keys = [n.key for path, n in state.names.items() if path.startswith(unit + "/") and n.kind == FILE]
+        elsewhere = {n.key for path, n in state.names.items() if not path.startswith(unit + "/")}
+        # A file of two units waits where the other one has pinned it.
+        if any(key in self.handles or key in elsewhere or state.files[key].is_doubtful for key in keys):
+            return None
+        return outline(state, unit)
+
     async def _background(self, what: str, work: Callable[[], Awaitable[object]]) -> None:
+        failures = self._failures()
         try:
             await work()
         except _REFUSED as e:
-            self._refused(what, e)
+            self._refused(what, e, failures)
         await trio.lowlevel.checkpoint()
 
     async def _forgotten(self, reply: Awaitable[Any]) -> None:

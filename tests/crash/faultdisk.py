@@ -39,19 +39,22 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.index import INDEX_PATH, Index
 
 SET_ASIDE_BYTES = 1 << 18
+_NEED_ROOM = {"make_dir", "create", "pwrite", "link", "rename", "sync", "sync_dir"}
 
 
 @dataclass
 class Faults:
     """Which calls fail: those numbered `first` to `last`, with `code`. `calls` counts them.
 
-    `halfway`: a write that fails has written its first half, as a full disk does.
+    `only`: of these calls only. `halfway`: a write that fails has written its first half, as on a full
+    disk.
     """
 
     first: int = 0
     last: int = 0
     code: int = errno.EIO
     halfway: bool = False
+    only: str = ""
     calls: int = 0
     failed: list[str] = field(default_factory=list)
     is_paused: bool = False
@@ -67,10 +70,10 @@ class Faults:
 
     def due(self, call: str) -> bool:
         """Count a call; whether it is to fail."""
-        if self.is_paused:
+        if self.is_paused or (self.code == errno.ENOSPC and call not in _NEED_ROOM):
             return False
         self.calls += 1
-        if not self.first <= self.calls <= self.last:
+        if not self.first <= self.calls <= self.last or self.only not in ("", call):
             return False
         self.failed.append(call)
         return True
@@ -211,12 +214,20 @@ class RecordingDisk(Disk):
         with self.log.lock:
             half = self.log.faults.halfway and len(payload) > 1
             try:
-                with self._step("pwrite"):
+                with self._step("pwrite" if self._needs_room(fd, offset, len(payload)) else "overwrite"):
                     return self._write(fd, payload, offset)
             except OSError:
                 if half:
                     self._write(fd, payload[: len(payload) // 2], offset)
                 raise
+
+    @staticmethod
+    def _needs_room(fd: int, offset: int, length: int) -> bool:
+        """Whether a write goes where no block is yet."""
+        try:
+            return os.lseek(fd, offset, os.SEEK_HOLE) < offset + length
+        except OSError:
+            return True  # beyond the end
 
     def _write(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
         done = super().pwrite(fd, payload, offset)

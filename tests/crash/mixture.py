@@ -31,10 +31,10 @@ class Mixture:
         self._names = 0
 
     async def begin(self) -> None:
-        """What every mixture begins with."""
-        for unit in UNITS:
-            await self.client.mkdir(unit)
-        await self.client.mkdir("run0/sub")
+        """What every mixture begins with; OSError if the disk does not let it."""
+        for folder in (*UNITS, "run0/sub"):
+            if folder not in self.client.truth.state.names and not await self.client.mkdir(folder):
+                raise OSError(f"{folder} cannot be made")
         await self.save("run0/model.safetensors", self._model())
         await self.save("run1/notes.txt", b"one\n" * 40)
 

@@ -108,3 +108,23 @@ def test_a_case_that_once_lost_something(script: Script) -> None:
                 cutter.tally.findings = []
         assert findings == [], "\n".join(findings)
         assert sum(cutter.tally.points.values()) > 10
+
+
+async def pinned_under_a_name_in_its_own_unit(client: FaceClient) -> None:
+    await client.mkdir("run0")
+    await client.mkdir("run1")
+    key = await save(client, "run0/model", b"of two units" * 3000)
+    await client.close(key)
+    await client.link("run0/model", "run1/model")
+    other = await save(client, "run1/other", b"other" * 10)
+    await client.close(other)
+    await client.unlink("run1/other")
+    await client.publish("run1")
+
+
+def test_a_file_of_two_units_is_pinned_in_the_one_that_loses_something() -> None:
+    """It once was looked for above the other unit, for ever."""
+    run = record_script("two units", pinned_under_a_name_in_its_own_unit)
+    listed = [set(version.outline) for version in run.truth.versions.values()]
+    assert run.findings == []
+    assert listed == [{"model", "other"}, {"model"}]

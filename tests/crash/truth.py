@@ -196,10 +196,10 @@ class Truth:
         if step.op.kind in ("fsync", "fsyncdir"):
             self.floors.append((place, len(self.states) - 1))
 
-    def fail(self, step: Step, place: int, happened: bool) -> None:
-        """It was answered with an error; whether it has happened all the same was looked at."""
+    def fail(self, step: Step, place: int, happened: Op | None) -> None:
+        """It was answered with an error; what of it has happened all the same was looked at."""
         step.answered = place
-        state = after(self.state, step.op) if happened else self.state
+        state = after(self.state, happened) if happened is not None else self.state
         if step.op.kind == "fsync":
             content = replace(state.files[step.op.key], is_doubtful=True)
             state = state.with_file(step.op.key, content)
