@@ -119,7 +119,8 @@ class Preimages:
         lists it, settled or not: a rollback can be undone."""
         known = self._pinned_units.get(top, {}).get(ino)
         if known != inode.content and self._is_loss(ino, inode, unsettled=True):
-            self._pin(top, ino, inode, draft)
+            link = next(one for one in inode.links if self._units.top_of(one[0]) == top)
+            self._pin(top, ino, inode, link, draft)
 
     def pins_of(self, top: int) -> list[tuple[bytes, PinnedFile]]:
         """(key, pin) of every pinned file of a unit."""

@@ -30,6 +30,7 @@ _SEQUENCE = b"sequence"
 _BOOT_ID = b"boot_id"
 INDEX_PATH = "index"
 _FILE_PATH = f"{INDEX_PATH}/data.mdb"
+_NEW_FILE_PATH = f"{_FILE_PATH}.tmp"
 
 
 class Table(IntEnum):
@@ -78,6 +79,26 @@ class Change:
         self.actions.append(action)
 
 
+def _make_file(disk: Disk) -> None:
+    """A new LMDB file, which gets its name when it is whole: LMDB does not open one of which a loss of
+    power has left a part, and it syncs its file but never its name. Durable when: this returned."""
+    disk.make_dir(INDEX_PATH)
+    if disk.exists(_NEW_FILE_PATH):
+        disk.unlink(_NEW_FILE_PATH)
+    env = lmdb.open(
+        disk.absolute(_NEW_FILE_PATH), map_size=_MAP_BYTES, max_dbs=len(Table), mode=0o600,
+        subdir=False, lock=False,
+    )  # fmt: skip
+    try:
+        for table in Table:
+            env.open_db(table.name.lower().encode())
+        env.sync(True)
+    finally:
+        env.close()
+    disk.rename(_NEW_FILE_PATH, _FILE_PATH)
+    disk.sync_dir(INDEX_PATH)
+
+
 class Index:
     """LMDB and its journal. Every method belongs to the thread that opened it.
 
@@ -93,11 +114,10 @@ class Index:
         self._check_pages(disk, read_only)
         self._thread = threading.get_ident()
         self._read_only = read_only
-        is_new = not read_only and not disk.exists(f"{INDEX_PATH}/data.mdb")
-        if is_new:
-            disk.make_dir(INDEX_PATH)
         if not read_only:
             remove_page_sums(disk)
+            if not disk.exists(_FILE_PATH):
+                _make_file(disk)
         self._env = lmdb.open(
             disk.absolute(INDEX_PATH),
             map_size=_MAP_BYTES,
@@ -117,8 +137,6 @@ class Index:
         self._allocated_bytes = 0
         if not read_only:
             try:
-                if is_new:
-                    disk.sync_dir(INDEX_PATH)  # LMDB syncs its file, and never its name
                 self._open_journal(boot_id)
             except BaseException:
                 self._transaction.abort()

@@ -117,8 +117,9 @@ class Log:
             self.events.append(Mark(name))
             return len(self.events)
 
-    def note_index(self, root: str, folder: int) -> None:
-        """What LMDB's file holds now, if it is there; its first appearance also is a new name."""
+    def note_index(self, root: str, folder: int | None) -> None:
+        """What LMDB's file holds now, if it is there; its first appearance also is a new name, in
+        `folder`, unless another entry says so."""
         path = f"{root}/{INDEX_PATH}/data.mdb"
         if not os.path.exists(path):
             return
@@ -128,7 +129,11 @@ class Log:
         before = self._index_files.setdefault(path, {})
         blocks = {i: held[at : at + BLOCK_BYTES] for i, at in enumerate(range(0, len(held), BLOCK_BYTES))}
         changed = {i: block for i, block in blocks.items() if before.get(i) != block}
-        if not before and not any(isinstance(e, Names) and _puts(e, number) for e in self.events):
+        if (
+            folder is not None
+            and not before
+            and not any(isinstance(e, Names) and _puts(e, number) for e in self.events)
+        ):
             self.events.append(Names((Place(folder, "data.mdb", number),)))
         self._index_files[path] = blocks
         if changed:
@@ -271,6 +276,8 @@ class RecordingDisk(Disk):
             if replaced is not None:
                 self.log.forget(replaced)
             new = os.stat(self.absolute(target))
+            if os.path.basename(target) == "data.mdb":
+                self.log.note_index(self.root, None)  # whole before it has its name
             places = []
             for path, node in ((source, None), (target, self.log.number(new))):
                 folder, name = os.path.split(self.absolute(path))

@@ -25,8 +25,10 @@ from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import TreeId
 from ckptfs.store.inode import ROOT_INO
 from ckptfs.store.segments import Segments
+from ckptfs.store.signing import SigningKey
 
 _READ_BYTES = 1 << 20
+_KEY = SigningKey(b"the key of the crash tests, 32 B")
 EXTRACT = Path(__file__).parents[2] / "store" / "extract.py"
 
 
@@ -47,7 +49,10 @@ class PlentyOfRoom:
 @contextmanager
 def opened(root: str, boot: str) -> Iterator[OpenStore]:
     """The store at `root`, in the run of a machine that is called `boot`."""
-    with mock.patch.object(opening, "boot_id", lambda: boot), opened_store(root, "/mnt", "") as parts:
+    with (
+        mock.patch.object(opening, "boot_id", lambda: boot),
+        opened_store(root, "/mnt", "", lambda: _KEY) as parts,
+    ):
         yield parts
 
 

@@ -44,7 +44,7 @@ def test_a_new_index_is_found_by_its_name_after_a_loss_of_power(tmp_path: Path) 
     disk, log = recorded(tmp_path)
     Index(disk).close()
     named = next(
-        i for i, e in enumerate(log.events) if isinstance(e, Names) and e.places[0].name == "data.mdb"
+        i for i, e in enumerate(log.events) if isinstance(e, Names) and e.places[-1].name == "data.mdb"
     )
     assert FolderSynced(number_of(log, tmp_path / "index")) in log.events[named:]
 
