@@ -23,7 +23,7 @@ from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.journal import Journal
 from ckptfs.store.layout import Holder, StoreLock
 
-RUNS = 24
+RUNS = 60
 
 
 def test_nothing_that_was_answered_is_lost_when_calls_fail(seed: int) -> None:

@@ -10,7 +10,7 @@ from mounting import memory_folder
 from powercut import Cutter, cut_run
 from recording_run import record_script
 
-SHARE = 0.03
+SHARE = 0.08
 KINDS = ("kill", "synced", "names", "bytes", "torn512", "any")
 Script = Callable[[FaceClient], Awaitable[None]]
 
