@@ -175,8 +175,8 @@ async def filled(retaining: Retaining, rng: random.Random) -> None:
     inode = Inode(0o100644, 0, 0, ((9, b"lost"),), 1, 1, 1, size=100_000, content=content)
     change = Change()
     change.put(Table.PREIMAGE, os.urandom(16), encode_pin(PinnedFile(99, (), b"lost", inode, ())))
-    change.delete(Table.VERSION, lost.unit + lost.number.to_bytes(8, "big"))
     store.index.apply(change)
+    store.histories.forget(lost.unit, lost.number)
     records = [
         await store.publish(b"run", {b"model": rng.randbytes(100_000), b"all": b"shared" * 2000})
         for _ in range(6)
