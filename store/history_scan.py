@@ -64,16 +64,28 @@ def scan_history(encoded: bytes, sequence: int) -> HistoryScan:
 
 
 def whole_batches(scan: HistoryScan) -> HistoryScan:
-    """The same without what follows the last seal.
+    """The same without what follows the last seal, and without a last batch that has a gap.
 
     Records and their seal are one write. Without the seal it did not end, so nobody was told of them;
-    and the next seal must not speak for what somebody else may have put there.
+    and the next seal must not speak for what somebody else may have put there. The sectors of one
+    write reach the disk in any order, so after a loss of power the seal may be there without them.
     """
-    kept, end = len(scan.frames), scan.end
+    is_torn = _last_batch_has_a_gap(scan)
+    kept = sum(start < scan.damaged[-1][0] for start in scan.starts) if is_torn else len(scan.frames)
     while kept and scan.frames[kept - 1].kind != RecordKind.SEAL:
         kept -= 1
-        end -= OVERHEAD_BYTES + len(scan.frames[kept].payload)
-    if any(at > end for _, at in scan.damaged):
+    end = scan.starts[kept - 1] + OVERHEAD_BYTES + len(scan.frames[kept - 1].payload) if kept else 0
+    if not is_torn and any(at > end for _, at in scan.damaged):
         return scan
+    damaged = [(start, stop) for start, stop in scan.damaged if stop <= end]
     mended = [(at, right) for at, right in scan.mended if at < end]
-    return HistoryScan(scan.frames[:kept], end, scan.damaged, scan.starts[:kept], mended)
+    return HistoryScan(scan.frames[:kept], end, damaged, scan.starts[:kept], mended)
+
+
+def _last_batch_has_a_gap(scan: HistoryScan) -> bool:
+    """Whether the one seal behind the last damage is the last frame: then both are of one write."""
+    if not scan.damaged:
+        return False
+    gap_end = scan.damaged[-1][1]
+    behind = [frame.kind for frame, at in zip(scan.frames, scan.starts, strict=True) if at >= gap_end]
+    return behind.count(RecordKind.SEAL) == 1 and behind[-1] == RecordKind.SEAL

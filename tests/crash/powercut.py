@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import random
 import shutil
@@ -144,6 +145,8 @@ class Cutter:
 
 def cut_run(seed: str, share: float = 1.0) -> Tally:
     """Record the run of a seed and crash it."""
+    # A store that lost power says what it found, and here that is a thousand lines.
+    logging.getLogger("ckptfs").setLevel(logging.CRITICAL)
     folder = memory_folder("ckptfs-powercut-")
     try:
         return Cutter(record(seed), folder, share).cut_everywhere()
