@@ -16,13 +16,17 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.inode import Content, encode_inode
 from ckptfs.store.pins import decode_pin, encode_pin
+from ckptfs.store.staging import Staging
 
 _SLICE = 256
 
 
-async def sync_staging(disk: Disk, index: Index, namespace: Namespace, directories: list[int]) -> int:
+async def sync_staging(
+    disk: Disk, index: Index, namespace: Namespace, staging: Staging, directories: list[int]
+) -> int:
     """Sync every staging file that a file of `directories` or a pre-image names; how many.
 
+    Those of which a sync has failed before are left out: this one's success says nothing of them.
     Durable when: this returned. OSError if the disk refuses; then nothing is marked.
     """
     if not any(True for _ in _unsynced(namespace, directories)) and not index.scan(Table.PREIMAGE, limit=1):
@@ -31,10 +35,14 @@ async def sync_staging(disk: Disk, index: Index, namespace: Namespace, directori
     change = Change()
     for ino in _unsynced(namespace, directories):
         inode = namespace.inode(ino)
+        if inode.content.staging in staging.failed:
+            continue
         marked = msgspec.structs.replace(inode, content=_synced(inode.content))
         change.put(Table.INODE, key_of(ino), encode_inode(marked))
     for key, value in index.scan(Table.PREIMAGE):
         pin = decode_pin(value)
+        if pin.inode.content.staging in staging.failed:
+            continue
         inode = msgspec.structs.replace(pin.inode, content=_synced(pin.inode.content))
         change.put(Table.PREIMAGE, key, encode_pin(msgspec.structs.replace(pin, inode=inode)))
     index.apply(change, sync=True)

@@ -143,9 +143,8 @@ class Mount:
         finally:
             session.close()
         with trio.CancelScope(shield=True):
-            synced = await sync_staging(
-                self._parts.disk, self._parts.index, self.face.namespace, list(self.face.drafts.changed_dirs)
-            )
+            parts, changed = self._parts, list(self.face.drafts.changed_dirs)
+            synced = await sync_staging(parts.disk, parts.index, self.face.namespace, parts.staging, changed)
         commit_or_warn(self._parts.index)
         log.info("stopped; %d files wait for ingest, durable in staging", synced)
 

@@ -245,11 +245,13 @@ class Publisher:
         return grown
 
     def _left(self, waiting: dict[int, Waiting]) -> list[Waiting]:
-        """Those that are closed and still not stored, as they are now."""
+        """Those that are closed and still not stored, as they are now; without what could not be synced."""
         left = []
         for ino, one in waiting.items():
             inode = self._namespace.find(ino)
-            if inode is not None and inode.content.staging and not self._files.is_busy(ino):
+            if inode is None or inode.content.staging in self._drafts.staging.failed:
+                continue
+            if inode.content.staging and not self._files.is_busy(ino):
                 size = self._namespace.attributes_of(ino, inode).size
                 left.append(Waiting(ino, one.name, inode, size))
         return left

@@ -256,7 +256,7 @@ class FaceClient:
         async def make() -> None:
             directories = list(self.face.drafts.changed_dirs)
             parts = self.parts
-            await sync_staging(parts.disk, parts.index, self.face.namespace, directories)
+            await sync_staging(parts.disk, parts.index, self.face.namespace, parts.staging, directories)
 
         await self._background("stop", make)
 
@@ -317,8 +317,13 @@ class FaceClient:
         state = self.truth.state
         keys = [n.key for path, n in state.names.items() if path.startswith(unit + "/") and n.kind == FILE]
         elsewhere = {n.key for path, n in state.names.items() if not path.startswith(unit + "/")}
-        # A file of two units waits where the other one has pinned it.
-        if any(key in self.handles or key in elsewhere or state.files[key].is_doubtful for key in keys):
+        staged = {key: self.face.namespace.inode(self.inos[key]).content.staging for key in keys}
+        # A file that another unit has pinned waits for that one's pre-image.
+        waiting = self.parts.staging.failed.keys() | self.face.drafts.pinned_staging
+        out = {key for key, number in staged.items() if number in waiting}
+        if out or any(
+            key in self.handles or key in elsewhere or state.files[key].is_doubtful for key in keys
+        ):
             return None
         return outline(state, unit)
 

@@ -164,3 +164,17 @@ def test_what_a_version_names_stays_if_its_rows_were_refused() -> None:
         assert not any(line.startswith("unreadable") for line in listed.values())
 
     life_of(script)
+
+
+def test_a_clean_stop_does_not_make_good_a_sync_that_failed() -> None:
+    async def script(client: FaceClient, faults: Faults) -> None:
+        key = await client.create("file")
+        assert key is not None
+        await client.write(key, 0, b"bytes" * 1000)
+        faults.first, faults.last, faults.only = faults.calls + 1, 1 << 62, "sync"
+        await client.flush()
+        faults.last = 0
+        await client.stop()
+        assert not client.face.namespace.inode(client.inos[key]).content.synced
+
+    assert life_of(script).findings == []

@@ -41,9 +41,10 @@ def test_every_staging_file_is_marked_as_synced(filled_store: FilledStore) -> No
         draft.update(ino, content=Content(staging=number))
     draft.commit()
     directories = [folder, folder + 1000]
+    staging = Staging(filled_store.disk, 0)
     for expected in (len(waiting), 0):
         found = trio.run(
-            sync_staging, filled_store.disk, filled_store.index, filled_store.namespace, directories
+            sync_staging, filled_store.disk, filled_store.index, filled_store.namespace, staging, directories
         )
         assert found == expected
     assert all(filled_store.namespace.inode(ino).content.synced for ino in waiting)
