@@ -146,10 +146,16 @@ def write_open(disk: Disk, segments: Segments, open_file: OpenFile, offset: int,
 
 def truncate_open(disk: Disk, segments: Segments, open_file: OpenFile, size: int) -> None:
     """Set the length of a file that has a writable staging file."""
-    if open_file.extents is not None and size < disk.fstat(open_file.fd).st_size:
-        _copy_up(disk, segments, open_file, size)
+    shrinks = size < disk.fstat(open_file.fd).st_size
+    try:
+        if open_file.extents is not None and shrinks:
+            _copy_up(disk, segments, open_file, size)
+        disk.truncate(open_file.fd, size)
+    except OSError:
+        _take_back(disk, segments, open_file, size, 0)
+        raise
+    if open_file.extents is not None and shrinks:
         open_file.extents.clip(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
-    disk.truncate(open_file.fd, size)
     open_file.growth.wrote = True
     open_file.growth.appends_only = open_file.growth.appends_only and size == open_file.growth.end
     open_file.growth.end = size

@@ -134,6 +134,24 @@ def test_half_a_write_to_a_stored_file_takes_nothing_else_along() -> None:
     assert life_of(script).findings == []
 
 
+def test_a_truncate_of_a_stored_file_that_fails_shows_what_was_there() -> None:
+    async def script(client: FaceClient, faults: Faults) -> None:
+        await client.mkdir("run0")
+        key = await client.create("run0/file")
+        assert key is not None
+        await client.write(key, 0, random_bytes(50_000))
+        await client.close(key)
+        await client.publish("run0")
+        await client.open(key)
+        await client.write(key, 20_000, b"new" * 10_000)
+        faults.first, faults.last, faults.only = faults.calls + 1, 1 << 62, "truncate"
+        assert not await client.truncate(key, 10_000)
+        faults.last = 0
+        assert not Truth(states=[client.truth.state]).check_killed(await client.look(), 1 << 62)
+
+    assert life_of(script).findings == []
+
+
 def test_what_a_version_names_stays_if_its_rows_were_refused() -> None:
     """The frame is in the history, so the version is listed later; the collector came first."""
 
