@@ -26,8 +26,7 @@ from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.staged import StagedFiles
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
-from ckptfs.store.ids import RecipeId
-from ckptfs.store.inode import Content, Inode
+from ckptfs.store.inode import Content, durable_recipe
 from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
@@ -294,13 +293,12 @@ class Files:
     async def fsync(self, ino: int) -> None:
         """Make bytes and name durable. Durable when: this returned.
 
-        OSError, and again at every later call, if it cannot be: after a sync that failed the kernel
-        calls the next one a success, whoever asked for the first. The file has to be written anew.
+        OSError if that fails, and at every later call: the kernel would call the next one a success.
         """
         open_file = self._staged.current(ino)
         content = open_file.content
-        if (failed := self._staging.failed.get(content.staging)) is not None:
-            raise OSError(errno.EIO, f"an earlier sync has failed: {failed.strerror}")
+        if content.staging in self._staging.failed:
+            raise OSError(errno.EIO, "an earlier sync of it has failed; write it anew")
         if content.staging:
             if open_file.fd < 0:
                 self._staged.open_fd(open_file, writable=False)
@@ -401,14 +399,3 @@ class Files:
         finally:
             if not pinned:
                 self._staging.drop(number)
-
-
-def durable_recipe(inode: Inode) -> RecipeId | None:
-    """The recipe that holds the last durable content of a file; None: nothing, or a staging file.
-
-    It is what another staging file that takes its place goes back to after a power cut.
-    """
-    content = inode.content
-    if content.staging and content.synced:
-        return None  # what was stored before its last sync is older than that
-    return content.fallback if content.staging else content.base

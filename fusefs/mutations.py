@@ -16,13 +16,13 @@ import msgspec
 
 from ckptfs.fusefs.draft import Draft, Drafts, inherited
 from ckptfs.fusefs.errnos import PosixError
-from ckptfs.fusefs.files import Files, durable_recipe
+from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import NoSpace
-from ckptfs.store.inode import ROOT_INO, Content, Inode
+from ckptfs.store.inode import ROOT_INO, Content, Inode, durable_recipe
 from ckptfs.store.staging import Staging
 
 VERSIONS_NAME = b".versions"

@@ -177,11 +177,10 @@ class Histories:
         change.put(Table.UNIT, record.unit, encode_unit(put_version(unit, record, change)))
 
     def unlisted(self) -> list[VersionRecord]:
-        """Versions that are, or may be, in their file, and not in the index: the change with their rows
-        was refused, or the sync of the file failed. They are listed later, at the latest by the next
-        start, so what they name must stay."""
-        for key in [key for key in self._appended if self._index.get(Table.VERSION, key) is not None]:
-            del self._appended[key]
+        """Versions that are, or may be, in their file, and not in the index: their rows were refused, or
+        the sync failed. The next start at the latest lists them, so what they name must stay."""
+        rows = {key: self._index.get(Table.VERSION, key) for key in self._appended}
+        self._appended = {key: self._appended[key] for key, row in rows.items() if row is None}
         return list(self._appended.values())
 
     def has_version(self, unit_id: UnitId, number: int) -> bool:

@@ -99,3 +99,14 @@ def decode_inode(encoded: bytes) -> Inode:
         return _decoder.decode(encoded)
     except msgspec.DecodeError as e:
         raise Corrupt(f"not an inode record: {e}") from None
+
+
+def durable_recipe(inode: Inode) -> RecipeId | None:
+    """The recipe that holds the last durable content of a file; None: nothing, or a staging file.
+
+    It is what another staging file that takes its place goes back to after a power cut.
+    """
+    content = inode.content
+    if content.staging and content.synced:
+        return None  # what was stored before its last sync is older than that
+    return content.fallback if content.staging else content.base

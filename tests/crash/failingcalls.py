@@ -93,6 +93,7 @@ def fail_at(seed: str, call: int, kind: str) -> Outcome:
                 outcome.findings += [f"then {crash}: {what}" for what in check.run(folder).findings]
     finally:
         logger.removeHandler(unforeseen)
+        logger.propagate = True
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
 

@@ -145,12 +145,15 @@ class Cutter:
 
 def cut_run(seed: str, share: float = 1.0) -> Tally:
     """Record the run of a seed and crash it."""
+    logger = logging.getLogger("ckptfs")
+    level = logger.level
     # A store that lost power says what it found, and here that is a thousand lines.
-    logging.getLogger("ckptfs").setLevel(logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL)
     folder = memory_folder("ckptfs-powercut-")
     try:
         return Cutter(record(seed), folder, share).cut_everywhere()
     finally:
+        logger.setLevel(level)
         shutil.rmtree(folder, ignore_errors=True)
 
 
