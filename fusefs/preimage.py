@@ -55,6 +55,7 @@ class Preimages:
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
         self.commits = Commits(namespace)
+        self.is_open: Callable[[int], bool] = is_written
         self._pinned_units: dict[int, dict[int, Content]] = {}
         self._preserved: dict[int, set[tuple[int, RecipeId | None]]] = {}
         self.reload_pins()
@@ -161,7 +162,9 @@ class Preimages:
         if content.staging:
             closed = self.closed_at.get(ino, float("-inf"))
             settled = unsettled or time.monotonic() - closed >= self._settle_s
-            if self._is_written(ino) or not (settled or self.commits.covers(inode.links[0][0], closed)):
+            if self._is_written(ino):
+                return False
+            if not settled and (self.is_open(ino) or not self.commits.covers(inode.links[0][0], closed)):
                 return False
             return self._namespace.attributes_of(ino, inode).size > 0
         return not self._is_published(inode, content.base)
