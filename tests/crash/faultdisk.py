@@ -39,6 +39,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.index import INDEX_PATH, Index
 
 SET_ASIDE_BYTES = 1 << 18
+_SECOND_LIFE = 1 << 32
 _NEED_ROOM = {"make_dir", "create", "pwrite", "link", "rename", "sync", "sync_dir"}
 
 
@@ -96,7 +97,8 @@ class Log:
         self.lock = threading.RLock()
         self.faults = faults if faults is not None else Faults()
         self._numbers = dict(known) if known is not None else {}
-        self._next = max([ROOT, *self._numbers.values()]) + 1
+        # In a second life: above every number of the first, also of files that are gone.
+        self._next = ROOT + 1 if known is None else _SECOND_LIFE
         self._index_files: dict[str, dict[int, bytes]] = {}
 
     def number(self, status: os.stat_result) -> int:
