@@ -242,10 +242,9 @@ class Mutations:
         inode, target = self._namespace.inode(ino), self._namespace.inode(other)
         if not inode.content.staging:
             return
-        is_synced = target.content.staging != 0 and target.content.synced
-        if is_synced or (
-            durable_recipe(target) is not None and (inode.content.synced or len(inode.links) > 1)
-        ):
+        is_over_synced = target.content.staging != 0 and target.content.synced
+        is_named_twice = len(inode.links) > 1 and durable_recipe(target) is not None
+        if inode.content.synced or is_over_synced or is_named_twice:
             await self._files.sync_closed(ino)
 
     def _inherit_fallback(self, draft: Draft, ino: int, replaced: Inode) -> None:

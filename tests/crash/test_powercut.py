@@ -48,6 +48,20 @@ async def renamed_after_a_write_behind_its_sync(client: FaceClient) -> None:
     await client.fsyncdir("run0")
 
 
+async def renamed_over_what_was_emptied(client: FaceClient) -> None:
+    await client.mkdir("run0")
+    old = await save(client, "run0/model", b"old" * 50)
+    await client.fsync(old)
+    await client.close(old)
+    await client.open_truncated(old)
+    await client.close(old)
+    key = await save(client, "run0/model.tmp", b"new" * 60)
+    await client.fsync(key)
+    await client.write(key, 100, b"more" * 300)
+    await client.rename("run0/model.tmp", "run0/model")
+    await client.fsyncdir("run0")
+
+
 async def renamed_with_a_second_name(client: FaceClient) -> None:
     await stored(client, "run0/model", b"old" * 3000)
     await save(client, "run0/model.tmp", b"new" * 3000)
@@ -90,6 +104,7 @@ async def never_synced_and_then_published(client: FaceClient) -> None:
     "script",
     [
         renamed_after_a_write_behind_its_sync,
+        renamed_over_what_was_emptied,
         renamed_with_a_second_name,
         emptied_after_its_sync,
         written_while_its_synced_bytes_are_pinned,
