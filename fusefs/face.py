@@ -103,7 +103,6 @@ class Face:
             self.namespace, self.drafts, self.units, store.segments, settings.settle_s, self.files.is_written
         )
         self.files.preimages = self.preimages
-        self.preimages.is_open = lambda ino: ino in self.files.open_files
         self.mutations = Mutations(
             self.namespace,
             self.drafts,
@@ -156,6 +155,7 @@ class Face:
             self.storing,
             store.histories,
             self.recorder,
+            self.files,
         )
         self.publisher = Publisher(
             self.namespace,

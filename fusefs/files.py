@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import trio
 
 from ckptfs.fusefs.draft import Drafts
-from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.openfile import Growth, OpenFile, read_open, truncate_open, write_open
 from ckptfs.fusefs.passthrough import Passthrough
@@ -31,8 +30,6 @@ from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
-_PIN_LIMIT_S = 10.0
-_PIN_POLL_S = 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -119,6 +116,13 @@ class Files:
         """Whether the kernel reads and writes its staging file itself."""
         return self._passthrough.is_attached(ino)
 
+    def is_held_by_kernel(self, ino: int, number: int) -> bool:
+        """Whether this staging file is the inode's, and the kernel has it open itself."""
+        if not number or not self._passthrough.is_attached(ino):
+            return False
+        inode = self._namespace.find(ino)
+        return inode is not None and inode.content.staging == number
+
     def forget_pages(self, ino: int) -> None:
         """The inode is gone, and with it what is remembered of it."""
         self._passthrough.take_stale(ino)
@@ -203,11 +207,22 @@ class Files:
                 await ingesting.done.wait()
             elif content.staging in self._drafts.pinned_staging:
                 if self._passthrough.is_attached(ino):
-                    await self._wait_for_unpinned(content.staging)
+                    await self.free_from_pins(ino)
                 else:
                     await self._staged.leave_pinned_staging(ino, content)
             else:
                 return
+
+    async def free_from_pins(self, ino: int) -> None:
+        """Let the pins of a staging file go on in a copy, because the kernel has the file open itself: for
+        whoever opens it next it is the one to write to, so it must not become a segment."""
+        content = self._namespace.inode(ino).content
+        number = await self._staged.copied(content)
+        draft = self._drafts.begin()
+        if self.preimages.move_pins(content.staging, number, draft):
+            draft.commit()
+        else:
+            self._staging.drop(number)
 
     def switch_to_stored(self, ino: int) -> None:
         """The publisher is about to commit the file as stored: readers go on from the store.
@@ -372,15 +387,6 @@ class Files:
             self._staged.close_fd(open_file)
         finally:
             self.release(ino, write=False)
-
-    async def _wait_for_unpinned(self, number: int) -> None:
-        """Readers hold the file by passthrough, so it cannot be exchanged for a copy: wait for the
-        publish that lets the pin go; EBUSY if it does not come."""
-        with trio.move_on_after(_PIN_LIMIT_S):
-            while number in self._drafts.pinned_staging:
-                await trio.sleep(_PIN_POLL_S)
-            return
-        raise PosixError(errno.EBUSY)
 
     async def _pin_copy(self, ino: int) -> None:
         """Pin a copy, because the file itself is about to be cut in place. Rare: a settled save that

@@ -55,7 +55,6 @@ class Preimages:
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
         self.commits = Commits(namespace)
-        self.is_open: Callable[[int], bool] = is_written
         self._pinned_units: dict[int, dict[int, Content]] = {}
         self._preserved: dict[int, set[tuple[int, RecipeId | None]]] = {}
         self.reload_pins()
@@ -127,6 +126,22 @@ class Preimages:
         """(key, pin) of every pinned file of a unit."""
         return [(k, decode_pin(v)) for k, v in self._namespace.index.scan(Table.PREIMAGE, key_of(top))]
 
+    def move_pins(self, number: int, copy: int, draft: Draft) -> bool:
+        """Let the pins of staging file `number` go on in a copy of it; False if there are none any more."""
+        moved = False
+        for key, value in self._namespace.index.scan(Table.PREIMAGE):
+            pin = decode_pin(value)
+            if pin.inode.content.staging != number:
+                continue
+            content = msgspec.structs.replace(pin.inode.content, staging=copy)
+            pin = msgspec.structs.replace(pin, inode=msgspec.structs.replace(pin.inode, content=content))
+            draft.change.put(Table.PREIMAGE, key, encode_pin(pin))
+            draft.when_applied(partial(self._note, int.from_bytes(key[:8], "big"), pin))
+            moved = True
+        if moved:
+            draft.when_applied(lambda: self._drafts.pinned_staging.discard(number))
+        return moved
+
     def units_with_pins(self) -> list[int]:
         """The top directories of units that have pins."""
         return list(self._pinned_units)
@@ -164,7 +179,7 @@ class Preimages:
             settled = unsettled or time.monotonic() - closed >= self._settle_s
             if self._is_written(ino):
                 return False
-            if not settled and (self.is_open(ino) or not self.commits.covers(inode.links[0][0], closed)):
+            if not settled and not self.commits.covers(inode.links[0][0], closed):
                 return False
             return self._namespace.attributes_of(ino, inode).size > 0
         return not self._is_published(inode, content.base)

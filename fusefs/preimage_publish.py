@@ -13,6 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from ckptfs.fusefs.draft import Drafts
+from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.recording import Recorder, Request
@@ -58,6 +59,7 @@ class PreimagePublisher:
         storing: Storing,
         histories: Histories,
         recorder: Recorder,
+        files: Files,
     ) -> None:
         self._namespace = namespace
         self._drafts = drafts
@@ -68,9 +70,13 @@ class PreimagePublisher:
         self._storing = storing
         self._histories = histories
         self._recorder = recorder
+        self._files = files
 
     async def publish(self, top: int) -> None:
         """Make a version of the unit's pins, if there are any. Durable when: this returned."""
+        for _, pin in self._preimages.pins_of(top):
+            if self._files.is_held_by_kernel(pin.ino, pin.inode.content.staging):
+                await self._files.free_from_pins(pin.ino)
         pins = self._preimages.pins_of(top)
         if not pins:
             return

@@ -211,7 +211,10 @@ class Storing:
                 one = by_key[done.key]
                 flag = flags.get(one.ino)
                 if one.pin_key is not None:
-                    self._commit_pin(draft, one, done)
+                    if self._files.is_held_by_kernel(one.ino, one.inode.content.staging):
+                        dropped.append(done.key)  # opened meanwhile: the next round stores a copy
+                    else:
+                        self._commit_pin(draft, one, done)
                 elif (flag is not None and flag.cancel) or not self._is_same(one):
                     dropped.append(done.key)
                 else:

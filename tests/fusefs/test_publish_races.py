@@ -6,6 +6,7 @@ it), and whatever moment it was, no version is a mixture, nothing is lost and th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -190,3 +191,36 @@ def _newest_digest(mount: Mount, unit: str, name: str) -> str | None:
     names = mount.version_names(unit)
     path = mount.history(unit) / names[-1] / name if names else None
     return digest_of(path) if path is not None and path.exists() else None
+
+
+def test_a_pinned_file_that_somebody_reads_is_opened_for_writing(mount_factory: Callable[..., Mount]) -> None:
+    """The kernel reads its staging file by itself, so neither the pin nor the store may have that file."""
+    mount = mount_factory(config={"settle_s": SETTLE_S}, on_tmpfs=True)
+    run = mount.path / "run"
+    run.mkdir()
+    with (run / "slow.bin").open("wb", buffering=0) as slow, contextlib.ExitStack() as readers:
+        slow.write(b"\x00\x01 holds the directory back")
+        saved = {name: os.urandom(400_000) for name in ("model", "other")}
+        for name, content in saved.items():
+            with (run / name).open("wb", buffering=0) as writer:
+                writer.write(content)
+                reader = readers.enter_context((run / name).open("rb", buffering=0))
+        let_settle(SETTLE_S)
+        (run / "other").unlink()  # pins the settled state, "model" with it
+        started = time.monotonic()
+        with (run / "model").open("r+b", buffering=0) as writer:
+            assert time.monotonic() - started < 5
+            mount.wait_for_version("run", lambda version: True)
+            writer.seek(1000)
+            writer.write(b"changed")
+            assert os.pread(reader.fileno(), 7, 1000) != b"changed", "that is the reader of the removed file"
+            with (run / "model").open("rb") as again:
+                assert again.read()[1000:1007] == b"changed"
+        changed = digest_of(run / "model")
+    mount.publish("run")
+    versions = [mount.history("run") / name for name in mount.version_names("run")]
+    wanted = {name: hashlib.sha256(content).hexdigest() for name, content in saved.items()}
+    preimage = next(version for version in versions if (version / "other").exists())
+    assert {name: digest_of(preimage / name) for name in wanted} == wanted
+    assert digest_of(versions[-1] / "model") == changed == digest_of(run / "model") != wanted["model"]
+    assert mount.verified("run")
