@@ -15,10 +15,10 @@ from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.quiet import Quiet
-from ckptfs.fusefs.units import VERSIONS_XATTR
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import CidCodec, cid_text
 from ckptfs.store.index import Table
+from ckptfs.store.saved_inode import VERSIONS_XATTR
 from ckptfs.store.staging import staging_path
 
 _OURS = (b"user.ckptfs.cid", b"user.ckptfs.root", b"user.ckptfs.version")

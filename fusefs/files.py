@@ -12,13 +12,12 @@ import errno
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 import trio
 
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.namespace import Namespace
-from ckptfs.fusefs.openfile import Growth, OpenFile, read_open, truncate_open, write_open
+from ckptfs.fusefs.openfile import Growth, Ingesting, OpenFile, read_open, truncate_open, write_open
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
@@ -31,14 +30,6 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(slots=True)
-class Ingesting:
-    """A staging file that is being ingested: set `cancel`, then wait for `done`, to write to it."""
-
-    cancel: bool = False
-    done: trio.Event = field(default_factory=trio.Event)
 
 
 class Files:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import trio
+
 from ckptfs.fusefs.extents import Extents
 from ckptfs.store.disk import BLOCK_BYTES, Disk
 from ckptfs.store.inode import Content
@@ -68,6 +70,14 @@ class Growth:
         if b"tfevents" in name or name.endswith(_LOG_NAMES):
             return True
         return bool(self.first) and not name.endswith(b".json") and not _TEXT_CONTROL.intersection(self.first)
+
+
+@dataclass(slots=True)
+class Ingesting:
+    """A staging file that is being ingested: set `cancel`, then wait for `done`, to write to it."""
+
+    cancel: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from ckptfs.fusefs.draft import Draft, Drafts
-from ckptfs.fusefs.files import Files, Ingesting
+from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace
-from ckptfs.fusefs.openfile import Growth, OpenFile, base_limit
+from ckptfs.fusefs.openfile import Growth, Ingesting, OpenFile, base_limit
 from ckptfs.fusefs.treebuilder import Stored
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace

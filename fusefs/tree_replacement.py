@@ -20,19 +20,18 @@ from ckptfs.fusefs.draft import Draft
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.preimage import Preimages
-from ckptfs.fusefs.units import VERSIONS_XATTR, Units
+from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import Corrupt, InvalidRequest, NotPermitted
 from ckptfs.store.ids import cid_text
 from ckptfs.store.index import Change, Table
-from ckptfs.store.inode import EMPTY_CONTENT, ROOT_INO, Content, Inode
+from ckptfs.store.inode import ROOT_INO, Inode
+from ckptfs.store.saved_inode import VERSIONS_XATTR, saved_inode
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry, FileKey
 
 MAX_NAMES = 1 << 18
 _PRIVILEGES = stat.S_ISUID | stat.S_ISGID
 _PRIVILEGED_XATTRS = (b"security.", b"trusted.")
-_SECTOR_BYTES = 512
-_BLOCK_SECTORS = 8
 
 
 @dataclass(slots=True)
@@ -206,21 +205,7 @@ class TreeReplacement:
                 f"the version lacks the content of {name} ({cid_text(entry.recipe)}); "
                 "`ckptfs verify` lists what is missing"
             )
-        return Inode(
-            mode=entry.mode,
-            uid=entry.uid,
-            gid=entry.gid,
-            links=(),
-            atime_ns=entry.mtime_ns,
-            mtime_ns=entry.mtime_ns,
-            ctime_ns=entry.ctime_ns,
-            size=len(entry.target) if entry.target is not None else entry.size,
-            blocks=_blocks(entry),
-            rdev=entry.rdev,
-            content=EMPTY_CONTENT if entry.recipe is None else Content(base=entry.recipe),
-            root=entry.root,
-            target=entry.target,
-        )
+        return saved_inode(entry)
 
     def _show(self, ino: int, before: Inode | None, entry: Entry) -> None:
         """Give an inode the attributes that were saved; `before` is its record if it was there."""
@@ -280,12 +265,3 @@ class TreeReplacement:
             raise InvalidRequest(
                 f"more than {MAX_NAMES} names would change in one step; copy what you need from `.versions`"
             )
-
-
-def _blocks(entry: Entry) -> int:
-    """512-byte blocks, as the inode had them when it was saved: `holes` says what no data stands for."""
-    if entry.holes:
-        return -(-(entry.size - entry.holes) // _SECTOR_BYTES)
-    return (
-        -(-entry.size // (_BLOCK_SECTORS * _SECTOR_BYTES)) * _BLOCK_SECTORS if entry.recipe is not None else 0
-    )

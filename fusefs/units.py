@@ -18,7 +18,6 @@ from ckptfs.store.index import Change, Table
 from ckptfs.store.inode import ROOT_INO
 
 ROOT_UNIT_NAME = b"@root"
-VERSIONS_XATTR = b"user.ckptfs.versions"
 _ROOT_IS_RUN = b"root_is_run"
 _NAMED = b"unit:"
 _RUN_MARK = re.compile(

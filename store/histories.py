@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NoSpace, NotFound
-from ckptfs.store.frames import encode_frame
 from ckptfs.store.history import (
     GENESIS,
     MarkRecord,
@@ -27,13 +26,14 @@ from ckptfs.store.history import (
     VersionRecord,
     decode_version,
 )
+from ckptfs.store.history_batch import batch_of
 from ckptfs.store.history_log import HistoryLog
 from ckptfs.store.history_mirror import Mirror, put_mark, put_version, version_key, version_of
 from ckptfs.store.history_proof import Evidence
 from ckptfs.store.history_scan import scan_history, whole_batches
 from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.index import Change, Index, Table
-from ckptfs.store.seal import SEAL_FRAME_BYTES, chain_behind, chained, last_key, make_seal
+from ckptfs.store.seal import SEAL_FRAME_BYTES, chain_behind, last_key
 from ckptfs.store.signing import PublicKey, SigningKey
 from ckptfs.store.units import Unit, UnitHints, encode_unit, shown_names, unit_of
 from ckptfs.store.version_names import check_tag
@@ -333,16 +333,7 @@ class Histories:
         return replace(unit, file_bytes=end, recorded=unit.name)
 
     def _batch(self, unit: Unit, *records: tuple[RecordKind, bytes]) -> tuple[bytes, Unit]:
-        """The frames of one append, with their seal; and the unit behind them, but for the file's length."""
-        before = head = unit.chain or self._chain_in_file(unit)
-        for kind, payload in records:
-            head = chained(head, kind, payload)
-        if self._key is not None:
-            seal = make_seal(self._key, unit.unit, before, len(records), head)
-            records = (*records, (RecordKind.SEAL, seal.encode()))
-        frames = b"".join(encode_frame(k, unit.frames + i, r) for i, (k, r) in enumerate(records, 1))
-        unit = replace(unit, frames=unit.frames + len(records), chain=head, sealed=self._key is not None)
-        return frames, unit
+        return batch_of(unit, unit.chain or self._chain_in_file(unit), self._key, records)
 
     def _chain_in_file(self, unit: Unit) -> bytes:
         """For the row of a store that was made before there were seals."""

@@ -13,20 +13,17 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from ckptfs.store.disk import BLOCK_BYTES
-from ckptfs.store.errors import CkptfsError
 from ckptfs.store.histories import Histories, Unit
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import TreeId
 from ckptfs.store.index import Change, Index, Table
-from ckptfs.store.inode import EMPTY_CONTENT, ROOT_INO, Content, Inode, decode_inode, encode_inode
-from ckptfs.store.recovery import blocks_of
+from ckptfs.store.inode import ROOT_INO, Inode, decode_inode, encode_inode
+from ckptfs.store.saved_inode import saved_inode
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry, FileKey
 from ckptfs.store.version_check import VersionCheck
 
 ROOT_UNIT_NAME = b"@root"
-VERSIONS_XATTR = b"user.ckptfs.versions"
 ROOT_IS_RUN = b"root_is_run"
 NAMED_UNIT = b"unit:"
 _OPERATIONS_A_CHANGE = 4096
@@ -87,7 +84,7 @@ class LiveTree:
     def _place(self, unit: Unit, record: VersionRecord) -> None:
         if unit.name == ROOT_UNIT_NAME:
             ino = ROOT_INO
-            inode = replace(self._inode_of(record.top), links=((ROOT_INO, b""),))
+            inode = replace(saved_inode(record.top), links=((ROOT_INO, b""),))
         else:
             *way, name = unit.name.split(b"/")
             parent = self._directory_at(way)
@@ -95,7 +92,7 @@ class LiveTree:
                 self.problems.append(f"{unit.text} is not in the live tree: its place is taken")
                 return
             ino = self._take_ino()
-            inode = replace(self._inode_of(record.top), links=((parent, name),))
+            inode = replace(saved_inode(record.top), links=((parent, name),))
             self._add_entry(parent, name, ino)
             self._add_subdir(parent)
         assert record.top.tree is not None, "the top of a version is a directory"
@@ -121,7 +118,7 @@ class LiveTree:
                 ino = self._take_ino()
                 count = self._fill(ino, child, below)
                 self._put_inode(
-                    ino, replace(self._inode_of(child), links=((directory, child.name),), subdirs=count)
+                    ino, replace(saved_inode(child), links=((directory, child.name),), subdirs=count)
                 )
                 subdirs += 1
             else:
@@ -140,7 +137,7 @@ class LiveTree:
             self._hard_links[ino] = replace(known, links=(*known.links, link))
             return ino
         ino = self._take_ino()
-        inode = replace(self._inode_of(entry), links=(link,))
+        inode = replace(saved_inode(entry), links=(link,))
         self._put_xattrs(ino, entry)
         self.files += 1
         if entry.file_key is not None:
@@ -149,33 +146,6 @@ class LiveTree:
         else:
             self._put_inode(ino, inode)
         return ino
-
-    def _inode_of(self, entry: Entry) -> Inode:
-        content = EMPTY_CONTENT if entry.recipe is None else Content(base=entry.recipe)
-        return Inode(
-            mode=entry.mode,
-            uid=entry.uid,
-            gid=entry.gid,
-            links=(),
-            atime_ns=entry.mtime_ns,
-            mtime_ns=entry.mtime_ns,
-            ctime_ns=entry.ctime_ns,
-            size=len(entry.target) if entry.target is not None else entry.size,
-            blocks=self._blocks(entry),
-            rdev=entry.rdev,
-            content=content,
-            root=entry.root,
-            target=entry.target,
-            versions_off=entry.is_dir and (VERSIONS_XATTR, b"off") in entry.xattrs,
-        )
-
-    def _blocks(self, entry: Entry) -> int:
-        if entry.recipe is None:
-            return 0
-        try:
-            return blocks_of(self._segments.read_recipe(entry.recipe))
-        except CkptfsError:
-            return -(-entry.size // BLOCK_BYTES) * (BLOCK_BYTES // 512)
 
     def _make_root(self, owner: tuple[int, int]) -> None:
         now = self._now_ns

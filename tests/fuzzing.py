@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
+from bytes_reader import BytesReader
 from golden import broken, vectors
 from hypothesis import strategies as st
 
@@ -82,21 +83,6 @@ class Decoder:
     whole: tuple[bytes, ...]
     errors: tuple[type[Exception], ...] = (Corrupt,)
     sealed: bool = False
-
-
-@dataclass(frozen=True)
-class BytesReader:
-    """A file in memory."""
-
-    content: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.content)
-
-    def pread(self, offset: int, length: int) -> bytes:
-        assert offset >= 0 and length >= 0
-        return self.content[offset : offset + length]
 
 
 def _hex(name: str, kind: str | None = None) -> tuple[bytes, ...]:

@@ -195,6 +195,12 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
+def may_pass_through() -> bool:
+    """Whether passthrough is to be had here: then a mount without it is a fault, and no reason to skip."""
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    return os.geteuid() == 0 and (major, minor) >= (6, 9)
+
+
 def _environment(home: Path) -> dict[str, str]:
     """The user's own key and configuration stay out of the tests."""
     return {

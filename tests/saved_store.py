@@ -169,6 +169,7 @@ class SavedStore:
                 entries.append(
                     replace(
                         base, mode=stat.S_IFREG | file.mode, size=one.size, recipe=one.recipe,
+                        holes=max(0, one.size - one.blocks * 512),
                         root=one.root, link=file.link, xattrs=file.xattrs,
                     )
                 )  # fmt: skip

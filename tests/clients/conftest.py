@@ -35,7 +35,7 @@ def torch_client() -> Iterator[Client]:
 def old_safetensors_client() -> Iterator[Client]:
     """The same process with safetensors 0.7, which truncates the good file in place."""
     if not OLD_SAFETENSORS.is_dir():
-        pytest.skip(f"safetensors 0.7 is not installed in {OLD_SAFETENSORS}; ./dev test installs it")
+        pytest.fail(f"safetensors 0.7 is not installed in {OLD_SAFETENSORS}; ./dev test installs it")
     with Client("torch_client.py", environment={"PYTHONPATH": str(OLD_SAFETENSORS)}) as client:
         yield client
 
@@ -44,7 +44,7 @@ def old_safetensors_client() -> Iterator[Client]:
 def more_frameworks() -> Mapping[str, str]:
     """The environment of a client script that imports what only the heavy client tests need."""
     if not MORE_FRAMEWORKS.is_dir():
-        pytest.skip(
+        pytest.fail(
             f"Orbax, DeepSpeed and others are not installed in {MORE_FRAMEWORKS}; ./dev test --all does it"
         )
     return {"PYTHONPATH": str(MORE_FRAMEWORKS)}

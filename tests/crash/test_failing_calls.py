@@ -111,17 +111,23 @@ def test_after_a_failed_sync_a_file_is_not_called_durable_until_it_is_written_an
     assert life_of(script).findings == []
 
 
+async def stored_file_opened(client: FaceClient) -> int:
+    """A file that is in the store and in a version, open for writing again; its key."""
+    await client.mkdir("run0")
+    key = await client.create("run0/file")
+    assert key is not None
+    await client.write(key, 0, random_bytes(50_000))
+    await client.close(key)
+    await client.publish("run0")
+    await client.open(key)
+    return key
+
+
 def test_half_a_write_to_a_stored_file_takes_nothing_else_along() -> None:
     """The block in which a full disk ended the write had no byte of what was stored behind it."""
 
     async def script(client: FaceClient, faults: Faults) -> None:
-        await client.mkdir("run0")
-        key = await client.create("run0/file")
-        assert key is not None
-        await client.write(key, 0, random_bytes(50_000))
-        await client.close(key)
-        await client.publish("run0")
-        await client.open(key)
+        key = await stored_file_opened(client)
         await client.write(key, 40_000, b"y")
         faults.halfway, faults.code = True, errno.ENOSPC
         faults.first, faults.last, faults.only = faults.calls + 1, 1 << 62, "pwrite"
@@ -136,13 +142,7 @@ def test_half_a_write_to_a_stored_file_takes_nothing_else_along() -> None:
 
 def test_a_truncate_of_a_stored_file_that_fails_shows_what_was_there() -> None:
     async def script(client: FaceClient, faults: Faults) -> None:
-        await client.mkdir("run0")
-        key = await client.create("run0/file")
-        assert key is not None
-        await client.write(key, 0, random_bytes(50_000))
-        await client.close(key)
-        await client.publish("run0")
-        await client.open(key)
+        key = await stored_file_opened(client)
         await client.write(key, 20_000, b"new" * 10_000)
         faults.first, faults.last, faults.only = faults.calls + 1, 1 << 62, "truncate"
         assert not await client.truncate(key, 10_000)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
-import pytest
 from lmdbcuts import cut_lmdb
 
 CHANGES = 14
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not there")
 def test_lmdb_opens_as_a_committed_state_wherever_power_ends(seed: int) -> None:
     cuts = cut_lmdb(str(seed), CHANGES)
     assert cuts.findings == [], "\n".join(cuts.findings)

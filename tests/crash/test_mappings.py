@@ -19,7 +19,7 @@ from typing import Self
 import pytest
 from asking import let_settle
 from kernelmounts import poll
-from mounting import Mount
+from mounting import Mount, may_pass_through
 
 SETTLE_S = 0.3
 SIZE = 1 << 20
@@ -96,14 +96,12 @@ def test_a_file_that_is_written_through_a_mapping_is_adopted_only_after_it(mappe
     assert mapped_mount.verified("run")
 
 
+@pytest.mark.skipif(not may_pass_through(), reason="without passthrough a mapping ends with its daemon")
 def test_a_mapping_that_outlives_the_daemon_keeps_its_file_from_being_adopted(
     mount_factory: MountFactory,
 ) -> None:
     mount = mount_factory(config={"settle_s": SETTLE_S, "settle_max_s": 1.0}, on_tmpfs=True)
-    if mount.facts("status", str(mount.path))["write_path"] != "passthrough":
-        pytest.skip(
-            "without passthrough a mapping ends with its daemon; needs a kernel from 6.9 on, and root"
-        )
+    assert mount.facts("status", str(mount.path))["write_path"] == "passthrough"
     run = mount.path / "run"
     run.mkdir()
     with Mapper("write", str(run / "model.bin"), str(SIZE)) as writer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from typing import Any
 
@@ -55,7 +54,6 @@ def test_what_is_no_key_file_is_one_clear_line(text: str) -> None:
         PublicKey(bytes(31))
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_openssl_reads_the_key_files() -> None:
     key = SigningKey(bytes(range(32)))
     show = subprocess.run(

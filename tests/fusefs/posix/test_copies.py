@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from posixplaces import Place
 
-needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
-
 
 def run(*command: str | Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -48,7 +46,6 @@ def differences(one: Path, two: Path) -> str:
     return run("rsync", "-aHXnci", "--delete", f"{one}/", f"{two}/")
 
 
-@needs_rsync
 @pytest.mark.parametrize("by", ["cp", "rsync", "tar"])
 def test_in_and_out(place: Place, tmp_path: Path, by: str) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
@@ -73,7 +70,6 @@ def copy(by: str, source: Path, target: Path) -> None:
         run("sh", "-c", f"tar -C {source} --xattrs -cf - . | tar -C {target} --xattrs -xpf -")
 
 
-@needs_rsync
 def test_out_of_a_version(mounted: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -90,7 +86,6 @@ def test_out_of_a_version(mounted: Place, tmp_path: Path) -> None:
     assert differences(source, mounted.path / "restored") == ""
 
 
-@needs_rsync
 def test_mirroring_with_delete(place: Place, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -121,9 +121,8 @@ def test_programs_that_read_trees(saved: Path, tmp_path: Path) -> None:
     run("diff", "-r", f"{saved}/", tmp_path / "cp")
     assert int(run("du", "-sb", "--apparent-size", f"{saved}/").split()[0]) >= 7004
     assert "model" in run("ls", "-laR", f"{saved}/")
-    if shutil.which("rsync"):
-        run("rsync", "-a", f"{saved}/", tmp_path / "rsync")
-        run("diff", "-r", f"{saved}/", tmp_path / "rsync")
+    run("rsync", "-a", f"{saved}/", tmp_path / "rsync")
+    run("diff", "-r", f"{saved}/", tmp_path / "rsync")
 
 
 def test_inode_numbers_are_stable_and_files_keep_one(mounted: Place, saved: Path) -> None:

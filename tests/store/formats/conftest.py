@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pytest
+from bytes_reader import BytesReader
 
 from ckptfs.store.formats import Layout, Reader, parse, probe_format
 
 ParseBytes = Callable[..., Layout | None]
-
-
-@dataclass(frozen=True)
-class BytesReader:
-    content: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.content)
-
-    def pread(self, offset: int, length: int) -> bytes:
-        assert offset >= 0 and length >= 0
-        return self.content[offset : offset + length]
 
 
 def _parse_bytes(

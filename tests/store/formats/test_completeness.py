@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bytes_reader import BytesReader
 
 from ckptfs.store.formats import Reader
 from ckptfs.store.formats.completeness import Assessment, Checkpoint, assess
-
-from .conftest import BytesReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

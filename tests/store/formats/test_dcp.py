@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bytes_reader import BytesReader
 
 from ckptfs.store.formats import dcp_metadata, probe_format
 
-from .conftest import BytesReader, ParseBytes
+from .conftest import ParseBytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
