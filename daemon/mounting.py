@@ -109,7 +109,7 @@ class Mount:
             parts.histories,
             self._sweeper,
             config,
-            self.face.preimages.give_up,
+            lambda: self.face.preimages.give_up(lambda top: self.face.recorder.newest(top) is not None),
             lambda: self.face.recorder.last_save_bytes,
             lambda: self.face.scheduler.is_publishing,
             self.face.scheduler.publish_soon,

@@ -162,7 +162,8 @@ class SpaceKeeper:
         await self._sweeper.make_room(free_bytes)
 
     async def _let_pins_go(self, _: int) -> None:
-        """The last resort: files that were removed before they were in a version."""
+        """The last resort: files that were removed before they were in a version. Of a unit that has no
+        version yet they stay: they may be all there is of its only good save."""
         if pins := self._give_up_pins():
             log.warning("the disk is full: %d removed files were let go without a version", pins)
             self._index.commit()

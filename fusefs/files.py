@@ -277,10 +277,7 @@ class Files:
         self.preimages.before_destroying(ino, draft)
         inode = draft.inode(ino)
         before_ns = self._namespace.attributes_of(ino, inode).mtime_ns
-        number, fd = self._staging.create()
-        if before_ns >= self._disk.fstat(fd).st_mtime_ns and before_ns < draft.now_ns:
-            # The kernel's clock of new files is coarse (4 ms), and times must be seen to move.
-            self._disk.set_times(fd, draft.now_ns, draft.now_ns)
+        number, fd = self._staged.create(before_ns, draft.now_ns)
         content = Content(staging=number, fallback=durable_recipe(inode))
         draft.drop_content(inode.content)
         draft.update(ino, content=content, blocks=0, root=None, ctime_ns=draft.now_ns)

@@ -59,11 +59,12 @@ class Preimages:
         self._preserved: dict[int, set[tuple[int, RecipeId | None]]] = {}
         self.reload_pins()
 
-    def give_up(self) -> int:
-        """Let all pins go, because the disk is full and no other history may; returns how many."""
+    def give_up(self, may_go: Callable[[int], bool]) -> int:
+        """Let the pins of units that may lose them go, because the disk is full and no other history
+        may; returns how many. `may_go` is asked with the top directory of each unit."""
         draft = self._drafts.begin()
         gone = 0
-        for top in list(self._pinned_units):
+        for top in filter(may_go, list(self._pinned_units)):
             pins = self.pins_of(top)
             self.release(top, pins, draft)
             gone += len(pins)

@@ -70,6 +70,8 @@ class StagedFiles:
             return
         if not open_file.content.staging and self._namespace.inode(open_file.ino).size == 0:
             self.begin_staging(open_file)
+            mtime_ns = self._namespace.inode(open_file.ino).mtime_ns
+            self._disk.set_times(open_file.fd, mtime_ns, mtime_ns)  # nothing has been written yet
         if not open_file.content.staging or open_file.content.base is not None:
             return
         self.open_fd(open_file, writable=False)
@@ -143,19 +145,27 @@ class StagedFiles:
 
     def begin_staging(self, open_file: OpenFile) -> None:
         """The first change of a stored or empty file: an overlay, or a plain staging file."""
-        number, fd = self._staging.create()
         draft = self._drafts.begin()
         inode = draft.inode(open_file.ino)
         assert not inode.content.staging, "a file has one staging file at most"
         base = inode.content.base if inode.size else None
+        number, fd = self.create(inode.mtime_ns, draft.now_ns)
         content = Content(number, base, inode.size if base else 0, False, inode.content.base)
         self._disk.truncate(fd, inode.size)
-        draft.update(open_file.ino, content=content, root=None)
+        draft.update(open_file.ino, content=content, root=None, ctime_ns=draft.now_ns)
         draft.mark_changed(open_file.ino)
         self.commit_or_close(draft, fd, number)
         open_file.content, open_file.fd, open_file.writable = content, fd, True
         if base is not None:
             load_overlay(self._disk, open_file, self._segments.read_recipe(base))
+
+    def create(self, before_ns: int, now_ns: int) -> tuple[int, int]:
+        """Number and descriptor of a new staging file, for an inode whose mtime was `before_ns`: times
+        must be seen to move, and the kernel's clock of new files is some milliseconds late."""
+        number, fd = self._staging.create()
+        if self._disk.fstat(fd).st_mtime_ns <= before_ns < now_ns:
+            self._disk.set_times(fd, now_ns, now_ns)
+        return number, fd
 
     def commit_or_close(self, draft: Draft, fd: int, number: int) -> None:
         """Commit the draft that brings a new staging file in, or leave no trace of the file."""

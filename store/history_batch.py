@@ -5,7 +5,7 @@ Source: FORMAT.md, "History" and "Seals".
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ckptfs.store.frames import encode_frame
 from ckptfs.store.history import RecordKind

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from asking import let_settle
 from clients.clientproc import Client, ClientError, named, run_script
 from clients.recovery import Save, digest_tree, reported, wait_until_recoverable
 from clients.writepaths import BOTH_PATHS_SMALL
@@ -76,22 +75,34 @@ def test_a_full_store_refuses_the_writer_keeps_the_last_complete_save_and_recove
     assert small_mount.pid == daemon and small_mount.is_alive()
 
 
+@BOTH_PATHS_SMALL
 def test_a_torch_save_that_fills_the_store_does_not_cost_the_good_file(
     small_mount: Mount, torch_client: Client
 ) -> None:
-    """torch.save truncates last.pt before it meets ENOSPC; what was there comes back from its version."""
-    last = small_mount.path / "run" / "last.pt"
-    last.parent.mkdir()
-    save_torch = {"paths": [str(last)], "seed": 1, "legacy": False}
-    torch_client.call("torch_save", step=1, elements=MIB // 4, **save_torch)
-    good = Save.of(last.parent, last.name)
-    let_settle(small_mount.settle_s)
-    with pytest.raises(ClientError):
-        torch_client.call("torch_save", step=2, elements=STORE_BYTES // 10, **save_torch)
+    """torch.save truncates last.pt before it meets ENOSPC; what was there stays in its version."""
+    last, good = save_last(small_mount, torch_client)
+    wait_until_recoverable(small_mount, "run", good)
+    fail_to_save(last, torch_client)
     wait_until_recoverable(small_mount, "run", good)
     last.unlink()
-    torch_client.call("torch_save", step=3, elements=MIB // 4, **save_torch)
+    save_torch(last, torch_client, step=3)
     wait_until_recoverable(small_mount, "run", Save.of(last.parent, last.name))
+
+
+@pytest.mark.parametrize(
+    "small_mount",
+    [pytest.param({"write_path": path, "settle_s": 5.0}, id=path) for path in ("auto", "plain")],
+    indirect=True,
+)
+def test_a_good_file_that_had_no_version_when_the_store_filled_up_gets_it_with_the_next_room(
+    small_mount: Mount, torch_client: Client
+) -> None:
+    """It is all there is of the unit's only save: it outlives a disk that has no room for a version."""
+    last, good = save_last(small_mount, torch_client)
+    (last.parent / "latest").write_text("step-1")  # a commit point: from now on the file is not to be lost
+    fail_to_save(last, torch_client)
+    last.unlink()
+    wait_until_recoverable(small_mount, "run", good)
 
 
 def test_df_counts_the_space_of_history_as_free(small_mount: Mount) -> None:
@@ -104,6 +115,24 @@ def test_df_counts_the_space_of_history_as_free(small_mount: Mount) -> None:
     subprocess.run(["rm", "-r", str(run / first.path)], check=True, timeout=60)
     wait_until_recoverable(small_mount, "run", second)
     assert poll(lambda: free_bytes(small_mount.path) > before - 2 * MIB, 20), free_bytes(small_mount.path)
+
+
+def save_torch(path: Path, client: Client, *, step: int, elements: int = MIB // 4) -> None:
+    client.call("torch_save", paths=[str(path)], seed=1, legacy=False, step=step, elements=elements)
+
+
+def save_last(mount: Mount, client: Client) -> tuple[Path, Save]:
+    """A first save as last.pt, which fits."""
+    last = mount.path / "run" / "last.pt"
+    last.parent.mkdir()
+    save_torch(last, client, step=1)
+    return last, Save.of(last.parent, last.name)
+
+
+def fail_to_save(last: Path, client: Client) -> None:
+    """Save over it what the store has no room for."""
+    with pytest.raises(ClientError):
+        save_torch(last, client, step=2, elements=STORE_BYTES // 10)
 
 
 def job(run: Path, first: int, last: int) -> list[str]:

@@ -11,6 +11,8 @@ import pytest
 from posixplaces import OTHER_USER, USER, Place, opened, outcome
 
 LONG_AGO_NS = 10**9
+# One period of the clock by which the kernel stamps what is below the mount (HZ=100), and some more.
+TICK_S = 0.012
 Change = Callable[[Path], object]
 
 
@@ -18,6 +20,7 @@ def moved(path: Path, change: Change) -> str:
     """Which of mtime and ctime the change moved, as "m", "c", "mc" or ""."""
     os.utime(path, ns=(LONG_AGO_NS, LONG_AGO_NS), follow_symlinks=False)
     before = os.lstat(path)
+    time.sleep(TICK_S)
     change(path)
     after = os.lstat(path)
     which = "m" if after.st_mtime_ns != before.st_mtime_ns else ""
