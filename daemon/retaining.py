@@ -22,7 +22,7 @@ from ckptfs.store.gc_report import GcReport
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import UnitId
 from ckptfs.store.retention import Policy, Retention, VersionKey, plan_expiry
-from ckptfs.store.sweep import Sweeper, candidates
+from ckptfs.store.sweep import Sweeper, candidates, listed
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -92,7 +92,7 @@ class Retainer:
         owed = True  # an earlier run may have let versions go and died
         while True:
             now = time.monotonic()
-            if (state := self._state()) != seen or now - applied >= _AT_LATEST_S:
+            if (state := listed(self._histories)) != seen or now - applied >= _AT_LATEST_S:
                 seen, applied = state, now
                 owed |= await self._tried(self.apply) > 0
             if owed and now >= collect_due:
@@ -111,11 +111,6 @@ class Retainer:
         except (CkptfsError, OSError) as e:
             log.error("retention goes on later: %s", e)
             return -1
-
-    def _state(self) -> tuple[int, int]:
-        """Changes whenever a version comes."""
-        units = self._histories.units()
-        return sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0)
 
     def _policy_of(self, unit_id: UnitId) -> Policy | None:
         unit = self._histories.unit(unit_id)

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 60.0
 _DAY_NS = 24 * 3600 * 10**9
 _SLICE_ROWS = 256
+# About 2 ms of looking up: others wait no longer for the index thread.
+_SLICE_PIECES = 1024
 
 
 class References:
@@ -61,14 +63,14 @@ class References:
                 content = decode_inode(value).content
                 if content.base is not None or content.fallback is not None:
                     path = os.fsdecode(self._namespace.path_of(int.from_bytes(key, "big")))
-                    walk_.content(path, content.base, content.fallback)
+                    await walk_.content(path, content.base, content.fallback)
             start = rows[-1][0] + b"\0"
             await trio.lowlevel.checkpoint()
         for _, value in self._index.scan(Table.PREIMAGE):
             pin = decode_pin(value)
             names = [*(directory.name for directory in pin.directories), pin.name]
             content = pin.inode.content
-            walk_.content(os.fsdecode(b"/".join(names)), content.base, content.fallback)
+            await walk_.content(os.fsdecode(b"/".join(names)), content.base, content.fallback)
         for key, value in self._index.scan(Table.PUBLISHED):
             walk_.published(f"directory {int.from_bytes(key, 'big')}", TreeId(ChunkId(value[:32])))
         return walk_.met
@@ -92,20 +94,19 @@ class _Walk:
             if saved.entry.tree is not None:
                 self._meet(saved.entry.tree, path)
             if saved.entry.recipe is not None:
-                self._recipe(path, saved.entry.recipe, top, saved.path)
-                await trio.lowlevel.checkpoint()
+                await self._recipe(path, saved.entry.recipe, top, saved.path)
 
-    def content(self, path: str, *recipes: RecipeId | None) -> None:
+    async def content(self, path: str, *recipes: RecipeId | None) -> None:
         """The stored contents of a live or pinned file."""
         for recipe in recipes:
             if recipe is not None:
-                self._recipe(path, recipe, None, os.fsencode(path))
+                await self._recipe(path, recipe, None, os.fsencode(path))
 
     def published(self, path: str, tree: TreeId) -> None:
         """The tree of a directory as it was published last."""
         self._meet(tree, path)
 
-    def _recipe(self, path: str, identity: RecipeId, top: Entry | None, inner: bytes) -> None:
+    async def _recipe(self, path: str, identity: RecipeId, top: Entry | None, inner: bytes) -> None:
         if identity in self._recipes:
             return
         self._recipes.add(identity)
@@ -115,7 +116,9 @@ class _Walk:
         except CkptfsError:
             return
         offset = 0
-        for piece in recipe.pieces():
+        for at, piece in enumerate(recipe.pieces()):
+            if at % _SLICE_PIECES == 0:
+                await trio.lowlevel.checkpoint()
             chunk = piece.chunk
             if chunk is not None and self._is_wanted(chunk):
                 tensor = self._names.tensor_at(top, inner, identity, offset)

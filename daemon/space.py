@@ -21,7 +21,7 @@ from ckptfs.store.errors import CkptfsError
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import Index
 from ckptfs.store.retention import default_min_free
-from ckptfs.store.sweep import Sweeper
+from ckptfs.store.sweep import Sweeper, listed
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -129,7 +129,7 @@ class SpaceKeeper:
             self._warned = False
             return gained
         self._vain_until = time.monotonic() + _VAIN_PAUSE_S
-        self._vain_state = self._state()
+        self._vain_state = listed(self._histories)
         if not self._warned:
             log.warning("the disk is nearly full, and there is no history left that may go")
             self._warned = True
@@ -140,12 +140,12 @@ class SpaceKeeper:
         older one go that must stay until then: without this a save that begins in between finds a disk
         that is full of what may go a moment later."""
         until = time.monotonic() + _PATIENCE_S
-        state, is_hastened = self._state(), False
+        state, is_hastened = listed(self._histories), False
         while self._disk.space().available < free_bytes and time.monotonic() >= self._impatient_until:
             if time.monotonic() >= until:
                 self._impatient_until = until + _VAIN_PAUSE_S
-            elif self._state() != state:
-                state = self._state()
+            elif listed(self._histories) != state:
+                state = listed(self._histories)
                 await self._free(free_bytes)
             elif not self._is_publishing():
                 if is_hastened or not self._publish_soon():
@@ -173,17 +173,12 @@ class SpaceKeeper:
         return min(_MARGIN_BYTES, self._disk.space().total // 64)
 
     def _is_in_vain(self) -> bool:
-        return time.monotonic() < self._vain_until and self._state() == self._vain_state
-
-    def _state(self) -> tuple[int, int]:
-        """Changes whenever versions come or go."""
-        units = self._histories.units()
-        return sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0)
+        return time.monotonic() < self._vain_until and listed(self._histories) == self._vain_state
 
     async def _survey(self) -> None:
         """Find out what could give way, if versions came or went since the last time."""
         self._survey_due = time.monotonic() + _SURVEY_EVERY_S
-        state = self._state()
+        state = listed(self._histories)
         if state == self._surveyed:
             return
         started = time.monotonic()

@@ -9,6 +9,7 @@ What is assumed of the hardware: FORMAT.md, "What is assumed of the disk".
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -149,8 +150,6 @@ class Disk:
 
     def sync_all(self) -> None:
         """syncfs: bytes and names of everything on the file system of the store."""
-        import ctypes
-
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -199,8 +198,6 @@ class Disk:
 
     def punch(self, fd: int, offset: int, length: int) -> bool:
         """Give back a range (it then reads as zeros); False where the file system cannot."""
-        import ctypes
-
         if self._fallocate(fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, offset, length) == 0:  # type: ignore[operator]
             return True
         code = ctypes.get_errno()

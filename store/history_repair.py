@@ -3,7 +3,7 @@
 One rule: the file decides, and a row of a version is believed only where the file's own record of it
 cannot be read. Records are put right in their place; a history never changes its length here.
 
-Source: FORMAT.md, "History". `check_history` is for any thread, the rest for the index thread.
+Source: FORMAT.md, "History". `check_history_file` is for any thread, the rest for the index thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HistoryFile:
     problems: list[tuple[int, str]] = field(default_factory=list)
 
 
-def check_history(disk: Disk, unit: Unit, records: list[VersionRecord]) -> HistoryFile:
+def check_history_file(disk: Disk, unit: Unit, records: list[VersionRecord]) -> HistoryFile:
     """Read the part of a file that `unit`'s row says is mirrored. `records`: versions by the index.
 
     OSError if it cannot be read.
@@ -61,9 +61,8 @@ def check_history(disk: Disk, unit: Unit, records: list[VersionRecord]) -> Histo
             patched[start:end] = right
     change = Change()
     whole = scan_history(bytes(patched), 0)
-    mirror = Mirror(unit.unit, None, whole, change)
-    found = HistoryFile(mirror.unit, lost=lost, mended=mended)
-    found.problems = [(at, what) for at, what in mirror.problems if "are damaged" not in what]
+    mirror = Mirror(unit.unit, None, HistoryScan(whole.frames, whole.end, []), change)
+    found = HistoryFile(mirror.unit, lost=lost, mended=mended, problems=mirror.problems)
     for table, key, value in change.operations:
         if value is None:
             found.rows.pop((table, key), None)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.histories import Histories
-from ckptfs.store.history_repair import check_history, records_of, settle_history
+from ckptfs.store.history_repair import check_history_file, records_of, settle_history
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.journal import JOURNAL_PATH
@@ -123,7 +123,7 @@ class Scrubber:
         for unit in self._histories.units():
             records = records_of(self._index, unit.unit)
             try:
-                file = await trio.to_thread.run_sync(check_history, self._disk, unit, records)
+                file = await trio.to_thread.run_sync(check_history_file, self._disk, unit, records)
             except OSError as e:
                 found.add(Finding(f"history/{unit.unit.hex()}.log", f"cannot be read: {e.strerror}"))
                 continue

@@ -243,3 +243,9 @@ def candidates(histories: Histories) -> Iterator[Candidate]:
                 is_preimage=record.origin == "pre-image",
                 steps=record.steps,
             )
+
+
+def listed(histories: Histories) -> tuple[int, int]:
+    """A value that changes whenever a version comes: (numbers given, time of the newest)."""
+    units = histories.units()
+    return sum(unit.next_number for unit in units), max((unit.newest_ns for unit in units), default=0)
