@@ -118,7 +118,7 @@ def test_a_save_waits_for_the_version_that_lets_another_go(
         return True
 
     kept = keeper(full_disk, sweeping, saved=250, is_publishing=is_publishing)
-    monkeypatch.setattr(kept, "_state", lambda: (looks // 3, 0))
+    monkeypatch.setattr(space, "listed", lambda _: (looks // 3, 0))
     trio.run(kept.before_writing)
     assert sweeping.disk.available == DISK.available + 500 and len(sweeping.asked) == 2
 
@@ -134,7 +134,7 @@ def test_what_is_in_no_version_yet_is_published_for_the_room(
         return True
 
     kept = keeper(full_disk, sweeping, saved=250, publish_soon=publish_soon)
-    monkeypatch.setattr(kept, "_state", lambda: (made, 0))
+    monkeypatch.setattr(space, "listed", lambda _: (made, 0))
     trio.run(kept.before_writing)
     assert sweeping.disk.available == DISK.available + 500
     trio.run(keeper(full_disk, Sweeping(0), saved=250, publish_soon=publish_soon).before_writing)
