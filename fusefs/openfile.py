@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ckptfs.fusefs.extents import Extents
-from ckptfs.store.disk import BLOCK_BYTES, Disk
+from ckptfs.store.disk import BLOCK_BYTES, Disk, ShortWrite
 from ckptfs.store.inode import Content
 from ckptfs.store.recipe import EMPTY, Recipe
 from ckptfs.store.segments import Segments
@@ -134,7 +134,8 @@ def read_open(disk: Disk, segments: Segments, open_file: OpenFile, offset: int, 
 
 
 def write_open(disk: Disk, segments: Segments, open_file: OpenFile, offset: int, payload: bytes) -> int:
-    """Write `payload` at `offset`; returns its length or raises OSError with nothing acknowledged.
+    """Write `payload` at `offset`; returns its length or raises OSError with nothing acknowledged: what
+    is there then is a first part of `payload`, or nothing of it.
 
     Durable when: the staging file and its name are synced (fsync), and not before.
     """
@@ -143,8 +144,9 @@ def write_open(disk: Disk, segments: Segments, open_file: OpenFile, offset: int,
             _copy_up(disk, segments, open_file, offset)
             _copy_up(disk, segments, open_file, offset + len(payload))
         written = disk.pwrite(open_file.fd, payload, offset)
-    except OSError:
-        _take_back(disk, segments, open_file, offset, len(payload))
+    except OSError as e:
+        stop = offset + (e.written if isinstance(e, ShortWrite) else 0)
+        _take_back(disk, segments, open_file, offset, stop, offset + len(payload))
         raise
     if open_file.extents is not None:
         first = offset // BLOCK_BYTES * BLOCK_BYTES
@@ -162,7 +164,7 @@ def truncate_open(disk: Disk, segments: Segments, open_file: OpenFile, size: int
             _copy_up(disk, segments, open_file, size)
         disk.truncate(open_file.fd, size)
     except OSError:
-        _take_back(disk, segments, open_file, size, 0)
+        _take_back(disk, segments, open_file, size, size, size)
         raise
     if open_file.extents is not None and shrinks:
         open_file.extents.clip(-(-size // BLOCK_BYTES) * BLOCK_BYTES)
@@ -190,18 +192,23 @@ def _from_base(disk: Disk, segments: Segments, open_file: OpenFile, start: int, 
     return shown.ljust(stop - start, b"\0")
 
 
-def _take_back(disk: Disk, segments: Segments, open_file: OpenFile, offset: int, length: int) -> None:
-    """A write to an overlay ended half way (disk full): the blocks that it has made must not hide what
-    the base has behind the written bytes. They are filled from there, which needs no room."""
+def _take_back(
+    disk: Disk, segments: Segments, open_file: OpenFile, offset: int, stop: int, meant: int
+) -> None:
+    """A write to an overlay that was meant to end at `meant` ended at `stop` (disk full): the blocks that
+    it has made must not hide what the base has beside it. They are filled from there, which needs no room."""
     if open_file.extents is None:
         return
-    end = min(offset + length + BLOCK_BYTES, disk.fstat(open_file.fd).st_size)
-    for start, stop in [(s, s + n) for s, n in disk.data_extents(open_file.fd, end)]:
-        for block in range(start // BLOCK_BYTES * BLOCK_BYTES, stop, BLOCK_BYTES):
+    size = disk.fstat(open_file.fd).st_size
+    for extent, length in disk.data_extents(open_file.fd, min(meant + BLOCK_BYTES, size)):
+        for block in range(extent // BLOCK_BYTES * BLOCK_BYTES, extent + length, BLOCK_BYTES):
             if open_file.extents.contains(block):
                 continue
-            upto = min(block + BLOCK_BYTES, disk.fstat(open_file.fd).st_size)
-            disk.pwrite(open_file.fd, _from_base(disk, segments, open_file, block, upto), block)
+            right = bytearray(_from_base(disk, segments, open_file, block, min(block + BLOCK_BYTES, size)))
+            first, last = max(offset, block), min(stop, block + len(right))
+            if first < last:
+                right[first - block : last - block] = disk.pread(open_file.fd, last - first, first)
+            disk.pwrite(open_file.fd, right, block)
             open_file.extents.add(block, block + BLOCK_BYTES)
 
 

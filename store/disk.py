@@ -48,6 +48,14 @@ def _fallocate_symbol() -> object:
     return call
 
 
+class ShortWrite(OSError):
+    """A write that failed on its way: `written` bytes of it are there."""
+
+    def __init__(self, cause: OSError, written: int) -> None:
+        super().__init__(cause.errno, cause.strerror)
+        self.written = written
+
+
 class Disk:
     """File-system calls below one store root. Holds no state but the root; any thread may call."""
 
@@ -126,10 +134,13 @@ class Disk:
         return have
 
     def pwrite(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
-        """Write all of `payload` or raise. Durable when: `sync` returned."""
+        """Write all of `payload` or raise, ShortWrite if a part is there. Durable when: `sync` returned."""
         done = os.pwrite(fd, payload, offset)
-        while done < len(payload):
-            done += os.pwrite(fd, memoryview(payload)[done:], offset + done)
+        try:
+            while done < len(payload):
+                done += os.pwrite(fd, memoryview(payload)[done:], offset + done)
+        except OSError as e:
+            raise ShortWrite(e, done) from e
         return done
 
     def truncate(self, fd: int, size: int) -> None:

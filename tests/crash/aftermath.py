@@ -20,6 +20,7 @@ from truth import Truth, VersionId
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.fusefs.recording import Request
 from ckptfs.store.errors import NotFound
+from ckptfs.store.index import INDEX_PATH
 from ckptfs.store.inode import ROOT_INO
 from ckptfs.store.rebuild import rebuild
 
@@ -30,12 +31,14 @@ _MOST_SHOWN = 5
 
 @dataclass(slots=True)
 class Aftermath:
-    """What came of one crash. `events` are those of the disk from the opening on, `seen_at` the place
-    among them where the versions `versions` had been listed, `synced_at` that where a new file was synced."""
+    """What came of one crash. `events` are those of the disk from the first call on, `rebuilt_at` the place
+    among them where a rebuild had ended, `seen_at` that where the versions `versions` had been listed,
+    `synced_at` that where a new file was synced."""
 
     findings: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     versions: set[VersionId] | None = None
+    rebuilt_at: int = 0
     seen_at: int = 0
     begun_at: int = 0
     synced_at: int = 0
@@ -44,14 +47,21 @@ class Aftermath:
 @dataclass(frozen=True, slots=True)
 class Crash:
     """A crash: at which place of the run's log, of which kind (`kill`, or one of DiskModel.power_cut), and
-    what is checked besides: `again` closes and opens once more, `without_index` deletes the index first.
-    `later` says what a life between an earlier crash and this one has done."""
+    what is checked besides: `again` closes and opens once more, `without_index` deletes the index first and
+    rebuilds it, `rebuilds_again` runs the rebuild that was crashed once more. `later` says what a life
+    between an earlier crash and this one has done."""
 
     place: int
     kind: str
     again: bool = False
     without_index: bool = False
+    rebuilds_again: bool = False
     later: Later | None = None
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether the live tree is that of the last versions."""
+        return self.without_index or self.rebuilds_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,8 @@ class Check:
     """Checks one image; used once. `record`: keep what the opening does to the disk."""
 
     def __init__(self, image: Image, truth: Truth, crash: Crash, boot: str, *, record: bool = False) -> None:
-        self._image, self._truth, self._crash, self._boot = image, truth, crash, boot
+        self._image = image.without(INDEX_PATH) if crash.without_index else image
+        self._truth, self._crash, self._boot = truth, crash, boot
         self._record = record
         self.result = Aftermath()
 
@@ -80,8 +91,9 @@ class Check:
         make = (lambda path: RecordingDisk(path, log)) if self._record else SmallDisk
         try:
             with stores_on(make):
-                if self._crash.without_index:
+                if self._crash.is_rebuilt:
                     self._rebuild(root, make)
+                    self.result.rebuilt_at = len(log.events)
                 self._first_life(root, log)
                 self._look_at_files(root)
                 if self._crash.again:
@@ -94,7 +106,6 @@ class Check:
         return self.result
 
     def _rebuild(self, root: str, make: object) -> None:
-        shutil.rmtree(f"{root}/index", ignore_errors=True)
         found = rebuild(make(root), boot_id=self._boot, now_ns=1)  # type: ignore[operator]
         for what in (*found.missing, *found.problems):
             self._find(f"rebuild: {what}")
@@ -122,7 +133,7 @@ class Check:
         made = found.pop(AFTER_NAME, None) if later is not None and later.is_begun else None
         if later is not None and later.is_synced and (made is None or made.held != AFTER_BYTES):
             self._find(f"{AFTER_NAME} was synced and is {'not there' if made is None else 'another'}")
-        if self._crash.without_index:
+        if self._crash.is_rebuilt:
             return
         place = self._crash.place
         if self._crash.kind == "kill":

@@ -153,6 +153,12 @@ class Image:
     files: Mapping[str, tuple[int, Held]]
     folder_nodes: Mapping[str, int]
 
+    def without(self, folder: str) -> Image:
+        """As if somebody had deleted a folder at the top, and that was durable."""
+        folders = tuple(one for one in self.folders if one.partition("/")[0] != folder)
+        files = {path: file for path, file in self.files.items() if path.partition("/")[0] != folder}
+        return Image(folders, files, {one: self.folder_nodes[one] for one in folders})
+
     def digest(self) -> bytes:
         """What tells this image from others."""
         first: dict[int, str] = {}

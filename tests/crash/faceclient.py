@@ -17,12 +17,13 @@ import trio
 from faultdisk import Log
 from pyfuse3 import FUSEError
 from reopened import face_on, look_at, version_outlines
-from truth import FILE, Op, Truth, Version, after, outline
+from truth import FILE, Content, Node, Op, State, Truth, Version, after, outline
 
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.fusefs.mutations import RENAME_EXCHANGE
 from ckptfs.fusefs.recording import Request
+from ckptfs.fusefs.rollback import Wanted
 from ckptfs.store.errors import CkptfsError, NotFound, ReadOnly
 from ckptfs.store.ids import UnitId
 from ckptfs.store.inode import ROOT_INO
@@ -201,6 +202,54 @@ class FaceClient:
                     fresh[identity] = Version(listed, began, place)
         self.truth.versions.update(fresh)
         return fresh
+
+    async def rollback(self, unit: str, identity: tuple[bytes, int]) -> None:
+        """`ckptfs rollback` of a unit to a version of its own."""
+        record = self.parts.histories.version(*identity)  # type: ignore[arg-type]
+        assert record is not None, "only versions that are listed are asked for"
+        quiet, failures = self._quiet_outline(unit), self._failures()
+        began = self.log.mark(f"rollback {unit} to {record.number}")
+        step = self.truth.begin(Op("rollback", unit), began)
+        try:
+            rolled = await self.face.rollback.roll_back([Wanted(self._ino(unit), record)], None)
+        except _REFUSED as e:
+            self._refused(f"rollback {unit}", e, failures)
+            rolled = []
+        fresh = self.note_versions(began)
+        step.op = replace(step.op, outcome=await self._found_below(unit))
+        happened = after(self.truth.state, step.op)
+        if rolled:
+            self.truth.answer(step, self.log.mark(f"rolled back {unit}"))
+            now = self.truth.versions[record.unit, rolled[0].now.number].outline
+            wanted = self.truth.versions[identity].outline
+            if not (outline(happened, unit) == now == wanted):
+                self.findings.append(f"rolled back to {wanted}: {outline(happened, unit)}, listed {now}")
+            before = self.truth.versions[record.unit, rolled[0].before.number]
+            if quiet is not None and before.outline != quiet:
+                self.findings.append(f"{before.outline} is kept before a rollback, there was {quiet}")
+        else:
+            same = outline(happened, unit) == outline(self.truth.state, unit)
+            self.truth.fail(step, self.log.mark(f"not rolled back: {unit}"), None if same else step.op)
+        self._note_stored(unit, floor=bool(fresh))
+
+    async def _found_below(self, unit: str) -> State:
+        """The names of a unit as they are now, and their files; a new inode is a new file."""
+        keys = {self.inos[key]: key for key in self.truth.state.files if key in self.inos}
+        names: dict[str, Node] = {}
+        files: dict[int, Content] = {}
+        for path, seen in (await self.look()).items():
+            if not path.startswith(unit + "/"):
+                continue
+            key = keys.get(seen.inode) if seen.kind == FILE else None
+            if key is None:
+                key = keys[seen.inode] = self.take_key()
+                self.inos[key] = seen.inode
+                if seen.kind == FILE:
+                    files[key] = Content((seen.held,), True)
+            elif key not in files and self.truth.state.files[key].now != seen.held:
+                self.findings.append(f"{path} is still the same file, with other bytes")
+            names[path] = Node(seen.kind, key, seen.target)
+        return State(names, files)
 
     async def tag(self, unit: UnitId, number: int, tag: str) -> None:
         """Name a version."""

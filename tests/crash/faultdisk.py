@@ -35,7 +35,7 @@ from disklog import (
 from diskmodel import BLOCK_BYTES, Image
 
 from ckptfs.store import layout
-from ckptfs.store.disk import Disk
+from ckptfs.store.disk import Disk, ShortWrite
 from ckptfs.store.index import INDEX_PATH, Index
 
 SET_ASIDE_BYTES = 1 << 18
@@ -223,9 +223,9 @@ class RecordingDisk(Disk):
             try:
                 with self._step("pwrite" if self._needs_room(fd, offset, len(payload)) else "overwrite"):
                     return self._write(fd, payload, offset)
-            except OSError:
+            except OSError as e:
                 if half:
-                    self._write(fd, payload[: len(payload) // 2], offset)
+                    raise ShortWrite(e, self._write(fd, payload[: len(payload) // 2], offset)) from e
                 raise
 
     @staticmethod

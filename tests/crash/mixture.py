@@ -83,6 +83,7 @@ class Mixture:
             (2, self.client.reclaim),
             (1, self.client.flush),
             (1, self._forget),
+            (3, self._roll_back),
             (2, self.client.collect),
         ]
         weights, made = zip(*moves, strict=True)
@@ -257,6 +258,14 @@ class Mixture:
         ]
         if may_go:
             await self.client.forget(*self.chance.choice(may_go))  # type: ignore[arg-type]
+
+    async def _roll_back(self) -> None:
+        unit = self.chance.choice(self.units)
+        mine = self.client.parts.histories.unit_named(unit.encode())
+        listed = [] if mine is None else self.client.parts.histories.numbers(mine.unit)
+        known = [n for n in listed if mine is not None and (mine.unit, n) in self.client.truth.versions]
+        if mine is not None and known:
+            await self.client.rollback(unit, (mine.unit, self.chance.choice(known)))
 
     # -- inside ----------------------------------------------------------------------------------------
 

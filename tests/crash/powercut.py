@@ -35,10 +35,13 @@ from diskmodel import DiskModel, Image
 from faultdisk import chance_of
 from recording_run import BOOT, Run, memory_folder, record
 
+from ckptfs.store.index import INDEX_PATH
+
 KINDS = ("kill", "synced", "names", "bytes", "zeros", "torn512", "torn4096", "prefix", "any", "any2")
 _AGAIN_ONE_IN = 4
 _WITHOUT_INDEX_ONE_IN = 25
 _CRASHED_AGAIN_ONE_IN = 12
+_REBUILD_CRASHED_ONE_IN = 2
 _SECOND_CRASHES = 4
 
 
@@ -104,9 +107,14 @@ class Cutter:
             again=chance.randrange(_AGAIN_ONE_IN) == 0 or self._always_again,
             without_index=chance.randrange(_WITHOUT_INDEX_ONE_IN) == 0 and "format" in image.files,
         )
-        twice = chance.randrange(_CRASHED_AGAIN_ONE_IN) == 0 and not crash.without_index
+        one_in = _REBUILD_CRASHED_ONE_IN if crash.without_index else _CRASHED_AGAIN_ONE_IN
+        twice = chance.randrange(one_in) == 0
         found = self._check(image, crash, f"{place}:{kind}", record=twice)
-        if found is not None and twice and not found.findings:
+        if found is None or not twice or found.findings:
+            return
+        if crash.without_index:
+            self._cut_rebuild(DiskModel(image.without(INDEX_PATH)), crash, found, chance)
+        else:
             after = model.fork() if kind == "kill" else DiskModel(image)
             self._cut_again(after, crash, found, chance)
 
@@ -129,6 +137,19 @@ class Cutter:
             crash = Crash(first.place, kind, later=later)
             self._check(image, crash, f"{first.place}:{first.kind}, then {number}:{kind}")
 
+    def _cut_rebuild(self, model: DiskModel, first: Crash, life: Aftermath, chance: random.Random) -> None:
+        """Crash a rebuild at some places of its log; it is run again then."""
+        places = sorted(chance.sample(range(1, life.rebuilt_at + 1), min(_SECOND_CRASHES, life.rebuilt_at)))
+        for number, event in enumerate(life.events[: life.rebuilt_at], 1):
+            model.take(event)
+            if number not in places:
+                continue
+            kind = chance.choice(("kill", "synced", "names", "any", "torn512"))
+            image = model.killed() if kind == "kill" else model.power_cut(kind, chance)
+            if image is not None:
+                crash = Crash(first.place, kind, rebuilds_again=True)
+                self._check(image, crash, f"{first.place}:{first.kind}, then {number}:{kind} of the rebuild")
+
     def _check(self, image: Image, crash: Crash, name: str, *, record: bool = False) -> Aftermath | None:
         digest = image.digest() + crash.kind.startswith("k").to_bytes(1, "big")
         digest += self._run.truth.moment(crash.place)
@@ -138,7 +159,8 @@ class Cutter:
         self._known.add(digest)
         boot = BOOT if crash.kind == "kill" else f"after {name}"
         found = Check(image, self._run.truth, crash, boot, record=record).run(self._folder)
-        self.tally.points["twice" if crash.later is not None else crash.kind] += 1
+        how = "rebuild" if crash.rebuilds_again else "twice" if crash.later is not None else crash.kind
+        self.tally.points[how] += 1
         self.tally.findings += [f"{self._run.seed}:{name}: {what}" for what in found.findings]
         return found
 

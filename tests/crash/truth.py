@@ -84,7 +84,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A call: `kind`, and what it takes."""
+    """A call: `kind`, and what it takes. `outcome`: the names below `path` after it, and their files."""
 
     kind: str
     path: str = ""
@@ -92,6 +92,7 @@ class Op:
     key: int = 0
     offset: int = 0
     payload: bytes = b""
+    outcome: State | None = None
 
     def __str__(self) -> str:
         parts = [self.kind, self.path, self.other, f"at {self.offset}" if self.offset else ""]
@@ -120,6 +121,11 @@ def after(state: State, op: Op) -> State:
         case "truncate":
             held = state.files[op.key].now[: op.offset].ljust(op.offset, b"\0")
             return state.with_file(op.key, state.files[op.key].changed(held))
+        case "rollback":
+            assert op.outcome is not None, "a rollback's outcome is noted before anybody asks for it"
+            names = {path: node for path, node in names.items() if not path.startswith(op.path + "/")}
+            names |= op.outcome.names
+            state = State(names, {**state.files, **op.outcome.files})
         case "fsync":
             return state.with_file(op.key, state.files[op.key].synced())
     return state.with_names(names)
@@ -193,7 +199,7 @@ class Truth:
         """It was answered."""
         step.answered = place
         self._enter(after(self.state, step.op), place)
-        if step.op.kind in ("fsync", "fsyncdir"):
+        if step.op.kind in ("fsync", "fsyncdir", "rollback"):
             self.floors.append((place, len(self.states) - 1))
 
     def fail(self, step: Step, place: int, happened: Op | None) -> None:
