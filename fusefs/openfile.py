@@ -139,13 +139,17 @@ def write_open(disk: Disk, segments: Segments, open_file: OpenFile, offset: int,
 
     Durable when: the staging file and its name are synced (fsync), and not before.
     """
+    stop = offset
     try:
         if open_file.extents is not None:
             _copy_up(disk, segments, open_file, offset)
             _copy_up(disk, segments, open_file, offset + len(payload))
-        written = disk.pwrite(open_file.fd, payload, offset)
-    except OSError as e:
-        stop = offset + (e.written if isinstance(e, ShortWrite) else 0)
+        try:
+            written = disk.pwrite(open_file.fd, payload, offset)
+        except ShortWrite as e:
+            stop += e.written
+            raise
+    except OSError:
         _take_back(disk, segments, open_file, offset, stop, offset + len(payload))
         raise
     if open_file.extents is not None:

@@ -123,7 +123,10 @@ async def stored_file_opened(client: FaceClient) -> int:
     return key
 
 
-def test_half_a_write_to_a_stored_file_takes_nothing_else_along() -> None:
+@pytest.mark.parametrize(
+    ("offset", "length"), [(8192, 9001), (100, 3000), (45_000, 20_001), (53_000, 5000), (90_000, 30_000)]
+)
+def test_half_a_write_to_a_stored_file_takes_nothing_else_along(offset: int, length: int) -> None:
     """The block in which a full disk ended the write had no byte of what was stored behind it."""
 
     async def script(client: FaceClient, faults: Faults) -> None:
@@ -131,7 +134,7 @@ def test_half_a_write_to_a_stored_file_takes_nothing_else_along() -> None:
         await client.write(key, 40_000, b"y")
         faults.halfway, faults.code = True, errno.ENOSPC
         faults.first, faults.last, faults.only = faults.calls + 1, 1 << 62, "pwrite"
-        assert not await client.write(key, 8192, b"x" * 9001)
+        assert not await client.write(key, offset, b"x" * length)
         faults.last = 0
         await client.close(key)
         await client.open(key)
