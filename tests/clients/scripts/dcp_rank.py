@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from protocol import emit
+from protocol import emit, end
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -81,6 +81,7 @@ def main() -> None:
         dist.barrier()
         report_and_rotate(options.output, step)
     dist.destroy_process_group()
+    end()
 
 
 def _local(value: object) -> torch.Tensor:

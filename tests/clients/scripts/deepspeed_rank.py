@@ -15,7 +15,7 @@ from pathlib import Path
 import deepspeed
 import torch
 import torch.distributed as dist
-from protocol import emit
+from protocol import emit, end
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from clients.recovery import digest_tree
@@ -87,6 +87,7 @@ def main() -> None:
         train_step(engine, step)
         save_and_rotate(engine, options.output, step)
     dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":
