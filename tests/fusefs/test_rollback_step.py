@@ -13,21 +13,16 @@ import pytest
 import trio
 from mounting import memory_folder
 from small_face import SmallFace, small_face
+from synthetic_versions import roll_back, synthetic
 
 from ckptfs.fusefs.namespace import key_of
-from ckptfs.fusefs.rollback import Rolled, Wanted
+from ckptfs.fusefs.rollback import Wanted
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, NoSpace, NotFound, NotPermitted
-from ckptfs.store.hashing import chunk_id
-from ckptfs.store.history import State, VersionRecord
+from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_proof import prove
-from ckptfs.store.ids import ChunkId, TreeId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.inode import ROOT_INO
-from ckptfs.store.merkle import file_root
-from ckptfs.store.recipe import Piece, Recipe
-from ckptfs.store.tree import Entry, encode_tree
-from ckptfs.store.version_names import version_name
 
 USER = 61001
 OLD = {"a": b"old a" * 9000, "d": {"b": b"old b", "gone": {"deep": b"deep"}}, "same": b"same" * 50_000}
@@ -38,12 +33,6 @@ NEW = {"a": b"new a", "d": b"a file now", "same": b"same" * 50_000, "more": {"c"
 def store(tmp_path: Path) -> Iterator[Path]:
     with memory_folder() as memory:
         yield memory / "store"
-
-
-def roll_back(small: SmallFace, *wanted: tuple[str, VersionRecord], uid: int | None = None) -> list[Rolled]:
-    return trio.run(
-        small.face.rollback.roll_back, [Wanted(small.at(unit), record) for unit, record in wanted], uid
-    )
 
 
 def filled(small: SmallFace) -> dict[str, VersionRecord]:
@@ -228,65 +217,15 @@ def test_whom_rights_bind_rolls_back_what_is_ordinary(store: Path) -> None:
         assert small.tree(small.at("one")) == small.tree(small.at("two")) == OLD
 
 
-def synthetic(
-    small: SmallFace, unit: str, folders: int, files: int, file_bytes: int, seed: int
-) -> VersionRecord:
-    """A version of a unit, whose files' chunks are nowhere."""
-    chunk_bytes = 256 << 10
-    objects: list[tuple[ChunkId, bytes]] = []
-
-    def added(payload: bytes) -> ChunkId:
-        objects.append((chunk_id(payload), payload))
-        return objects[-1][0]
-
-    def entry(name: str, mode: int, **fields: object) -> Entry:
-        return Entry(name=name.encode(), mode=mode, uid=0, gid=0, mtime_ns=5, ctime_ns=5, **fields)  # type: ignore[arg-type]
-
-    rows = []
-    for folder in range(folders):
-        entries = []
-        for number in range(files):
-            count = max(1, file_bytes // chunk_bytes)
-            pieces = [
-                Piece(min(chunk_bytes, file_bytes), chunk_id(b"%d %d %d %d" % (seed, folder, number, at)))
-                for at in range(count)
-            ]
-            recipe = Recipe(pieces)
-            identity, root = added(recipe.encode()), file_root(recipe.root_leaves())
-            fields = {"size": recipe.size, "recipe": identity, "root": root}
-            entries.append(entry(f"shard-{number:05d}.bin", stat.S_IFREG | 0o644, **fields))
-        rows.append(entry(f"part{folder}", stat.S_IFDIR | 0o755, tree=TreeId(added(encode_tree(entries)))))
-    top = entry("top", stat.S_IFDIR | 0o755, tree=TreeId(added(encode_tree(rows))))
-
-    async def store() -> None:
-        with small.parts.segments.pins.hold() as held:
-            await small.parts.ingest.store_objects(objects, held)
-
-    trio.run(store)
-    row = small.face.recorder.unit_of(small.at(unit))
-    record = VersionRecord(
-        unit=row.unit, number=row.next_number, name=version_name(row.next_number, 10**18), time_ns=10**18,
-        origin="command", top=top, root=bytes(32), files=folders * files, logical_bytes=1,
-        state=State.OPAQUE, step=None, steps=(), missing=(), before=row.head,
-    )  # fmt: skip
-    change = Change()
-    small.parts.histories.append_version(record, change)
-    small.parts.index.apply(change, sync=True)
-    return record
-
-
-@pytest.mark.parametrize(
-    ("folders", "files", "file_bytes", "goal_s"), [(1, 100, 200 << 20, 0.020), (100, 100, 4096, 1.0)]
-)
-def test_speed(
+@pytest.mark.parametrize(("folders", "files", "file_bytes"), [(1, 100, 200 << 20), (100, 100, 4096)])
+def test_a_large_rollback_is_a_step_of_metadata(
     store: Path,
     figure: Callable[[str, object], None],
     folders: int,
     files: int,
     file_bytes: int,
-    goal_s: float,
 ) -> None:
-    """Goals: 100 files of 20 GB in 20 ms, 10,000 files in 1 s. Asserted with room for a busy machine."""
+    """Goals: 100 files of 20 GB in 20 ms, 10,000 files in 1 s; tests/benchmarks/history.py measures them."""
     with small_face(store) as small:
         small.make(ROOT_INO, {"run": {}})
         versions = [synthetic(small, "run", folders, files, file_bytes, seed) for seed in (1, 2)]
@@ -300,6 +239,4 @@ def test_speed(
             taken.append(time.perf_counter() - begun)
             small.parts.index.commit()
             assert small.face.namespace.index.get(Table.PUBLISHED, key_of(small.at("run"))) == record.top.tree
-        median = sorted(taken)[len(taken) // 2]
         figure(f"rollback of {folders * files} files, ms", [round(s * 1000, 1) for s in taken])
-        assert median < 5 * goal_s
