@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.store.ids import ChunkId
-from ckptfs.store.merkle import file_root, leaf_hash, node_hash, root_of, version_leaf, version_root
+from ckptfs.store.merkle import (
+    audit_path,
+    file_root,
+    leaf_hash,
+    node_hash,
+    range_path,
+    root_behind_path,
+    root_behind_range,
+    root_of,
+    version_leaf,
+    version_root,
+)
 
 
 def naive_root(leaves: list[bytes]) -> bytes:
@@ -89,3 +100,69 @@ def test_a_version_of_many_files_has_the_root_of_the_definition(count: int, chan
 @given(st.tuples(st.binary(max_size=70), ROOTS), st.tuples(st.binary(max_size=70), ROOTS))
 def test_no_two_pairs_have_one_leaf(first: tuple[bytes, bytes], second: tuple[bytes, bytes]) -> None:
     assert (version_leaf(*first) == version_leaf(*second)) == (first == second)
+
+
+def naive_path(leaves: list[bytes], index: int) -> list[bytes]:
+    """PATH of RFC 6962, section 2.1.1, with SHA3-256."""
+    if len(leaves) == 1:
+        return []
+    split = 1
+    while split * 2 < len(leaves):
+        split *= 2
+    if index < split:
+        return [*naive_path(leaves[:split], index), naive_root(leaves[split:])]
+    return [*naive_path(leaves[split:], index - split), naive_root(leaves[:split])]
+
+
+@pytest.mark.parametrize("count", range(1, 71))
+def test_audit_paths_are_those_of_the_definition_and_lead_to_the_root(count: int) -> None:
+    leaves = numbered(count)
+    root = naive_root(leaves)
+    for index, leaf in enumerate(leaves):
+        path = audit_path(leaves, index)
+        assert path == naive_path(leaves, index)
+        assert root_behind_path(count, index, leaf, path) == root
+        assert root_behind_path(count, index, b"other", path) != root
+        assert root_behind_path(count, index, leaf, [*path, root]) is None
+        assert not path or root_behind_path(count, index, leaf, path[:-1]) is None
+        beside = index ^ 1
+        if beside < count:
+            assert root_behind_path(count, beside, leaf, path) != root
+
+
+@pytest.mark.parametrize("count", range(1, 71))
+def test_every_range_leads_to_the_root(count: int) -> None:
+    leaves = numbered(count)
+    root = naive_root(leaves)
+    for first in range(count):
+        for stop in range(first + 1, count + 1):
+            path = range_path(leaves, first, stop)
+            assert len(path) <= 2 * count.bit_length()
+            assert root_behind_range(count, first, leaves[first:stop], path) == root
+
+
+@given(st.integers(2, 70), st.data())
+def test_a_range_speaks_for_its_leaves_only(count: int, data: st.DataObject) -> None:
+    leaves = numbered(count)
+    root = root_of(leaves)
+    first = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(first + 1, count))
+    path = range_path(leaves, first, stop)
+    inside = leaves[first:stop]
+    assert root_behind_range(count, first, inside, [*path, root]) is None
+    assert not path or root_behind_range(count, first, inside, path[:-1]) is None
+    at = data.draw(st.integers(0, len(inside) - 1))
+    assert root_behind_range(count, first, [*inside[:at], b"other", *inside[at + 1 :]], path) != root
+    if path:
+        at = data.draw(st.integers(0, len(path) - 1))
+        changed = [*path[:at], bytes([path[at][0] ^ 1]) + path[at][1:], *path[at + 1 :]]
+        assert root_behind_range(count, first, inside, changed) != root
+    moved = data.draw(st.integers(0, count - len(inside)))
+    assert (root_behind_range(count, moved, inside, path) == root) == (moved == first)
+
+
+def test_paths_in_a_list_of_any_size_are_short_and_end() -> None:
+    most = (1 << 63) - 1
+    assert root_behind_path(most, most - 1, b"x", [bytes(32)] * 200) is None
+    assert root_behind_range(most, most - 1, [b"x"], [bytes(32)] * 200) is None
+    assert root_behind_range(most, 1 << 62, [b"x"], [bytes(32)] * 63) is not None
