@@ -9,6 +9,7 @@ Used by tests/store/test_fuzz.py for seconds, and by tests/fuzz.py for as long a
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import struct
 import tracemalloc
@@ -47,6 +48,8 @@ from ckptfs.store.layout import Format, decode_format, encode_format
 from ckptfs.store.one_bit import mended
 from ckptfs.store.page_sums import decode_page_sums, encode_page_sums
 from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pin
+from ckptfs.store.proof import decode_proof
+from ckptfs.store.proof_check import check_proof
 from ckptfs.store.recipe import decode_recipe
 from ckptfs.store.scrub_state import Finding, ScrubRun, encode_run
 from ckptfs.store.scrub_state import decode_run as decode_scrub_run
@@ -97,6 +100,11 @@ def _all(function: Callable[[bytes], Iterable[object]]) -> Decode:
 def _text(function: Callable[[str], object]) -> Decode:
     """A decoder of text that comes from a command line: any bytes, as Python shows them."""
     return lambda encoded: function(encoded.decode("utf-8", "surrogateescape"))
+
+
+def _proof(encoded: bytes) -> object:
+    """What decodes is also checked: it may not hold, and never ends in anything else."""
+    return check_proof(decode_proof(encoded))
 
 
 def _layout(name: str) -> Decode:
@@ -156,6 +164,7 @@ def decoders() -> dict[str, Decoder]:
         "head": Decoder(_text(head_of), (b"3:" + b"5e" * 32, b"5e" * 32), refused),
         "signing key": Decoder(_text(signing_key_of), (SigningKey(bytes(32)).pem().encode(),), refused),
         "public key": Decoder(_text(public_key_of), (SigningKey(bytes(32)).public.pem().encode(),), refused),
+        "proof": Decoder(_proof, tuple(json.dumps(v["proof"]).encode() for v in vectors("proof"))),
         "mark record": Decoder(decode_mark, _hex("history", "mark")),
         "unit row": Decoder(unit_of, msgpack),
         "inode": Decoder(decode_inode, _hex("inode")),
