@@ -17,6 +17,7 @@ from typing import cast
 
 import trio
 
+from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved
 from ckptfs.store.difference import ELEMENT_BYTES, Difference, is_float
@@ -195,28 +196,13 @@ class Differ:
 
     def _side(self, name: str, recipe: Recipe) -> _Side:
         try:
-            layout = parse(_FarReader(self, recipe), name, _no_sibling)
+            layout = parse(FarReader(self._segments, recipe), name, _no_sibling)
         except CkptfsError:
             layout = None  # whatever cannot be read is met again, and named, by the comparison
         return _Side(recipe, layout)
 
     def _read(self, recipe: Recipe, offset: int, length: int) -> bytes:
-        return trio.from_thread.run_sync(self._segments.read_file, recipe, offset, length)
-
-
-class _FarReader:
-    """A saved file as parsers read it, from the worker thread."""
-
-    def __init__(self, differ: Differ, recipe: Recipe) -> None:
-        self._differ = differ
-        self._recipe = recipe
-
-    @property
-    def size(self) -> int:
-        return self._recipe.size
-
-    def pread(self, offset: int, length: int) -> bytes:
-        return self._differ._read(self._recipe, offset, length)
+        return FarReader(self._segments, recipe).pread(offset, length)
 
 
 def _parts(recipe: Recipe, offset: int, length: int) -> list[tuple[int, int, ChunkId | None]]:

@@ -37,7 +37,7 @@ class Request(
     @property
     def is_reading(self) -> bool:
         """Whether it changes nothing, and so may be given up when the caller goes away."""
-        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du)
+        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du | Prove)
 
 
 class Status(Request, frozen=True, kw_only=True):
@@ -116,6 +116,12 @@ class Diff(Request, frozen=True, kw_only=True):
     other: str
 
 
+class Prove(Request, frozen=True, kw_only=True):
+    """The proof of the file `path`, or of the tensor `tensor` in it, for whoever has no store."""
+
+    tensor: str | None = None
+
+
 class Scrub(Request, frozen=True, kw_only=True):
     """Check the whole store, and put right what can be."""
 
@@ -145,6 +151,7 @@ AnyRequest = (
     | Unit
     | Verify
     | Diff
+    | Prove
     | Scrub
     | Du
     | Gc

@@ -29,6 +29,7 @@ from ckptfs.daemon.lifetime import Stop, keep_running
 from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.places import make_socket_folder, socket_path
+from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.retaining import Policies, Retainer
 from ckptfs.daemon.rights import Modes
@@ -218,7 +219,7 @@ class Mount:
             addresses,
             face.units.is_top,
             self._facts,
-            parts.key,
+            None if parts.key is None else parts.key.public,
         )
         rights = Rights(
             face.namespace,
@@ -233,6 +234,7 @@ class Mount:
         return Service(
             addresses,
             queries,
+            Prover(parts.segments, parts.histories, addresses, parts.key),
             rights,
             parts.histories,
             publishing,

@@ -23,7 +23,7 @@ from ckptfs.store.ingest import Ingest
 from ckptfs.store.layout import SEALS, Holder, StoreLock, add_ro_compat, open_store
 from ckptfs.store.recovery import recover
 from ckptfs.store.segments import Segments
-from ckptfs.store.signing import PublicKey, SigningKey
+from ckptfs.store.signing import SigningKey
 from ckptfs.store.staging import Staging
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class OpenStore:
     """The parts of an open store. All but the disk belong to the thread that opened it.
 
-    `key` is the public half of the one that versions are signed with, None: they are not.
+    `key` is the one that versions are signed with, None: they are not.
     """
 
     disk: Disk
@@ -45,7 +45,7 @@ class OpenStore:
     segments: Segments
     ingest: Ingest
     histories: Histories
-    key: PublicKey | None
+    key: SigningKey | None
 
 
 @contextmanager
@@ -78,8 +78,7 @@ def opened_store(
         report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
         log.info("recovery: %s", report)
         ingest = Ingest(disk, index, segments, staging)
-        public = None if key is None else key.public
-        yield OpenStore(disk, index, staging, segments, ingest, histories, public)
+        yield OpenStore(disk, index, staging, segments, ingest, histories, key)
 
 
 def _close_index(index: Index) -> None:

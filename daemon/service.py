@@ -20,6 +20,7 @@ from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.control import Report
 from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
+from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Queries, units_of
 from ckptfs.daemon.rights import Access, Caller
 from ckptfs.fusefs.rollback import Rolled, Wanted
@@ -55,6 +56,7 @@ class Service:
         self,
         addresses: Addresses,
         queries: Queries,
+        prover: Prover,
         rights: Rights,
         histories: Histories,
         publishing: Publishing,
@@ -67,6 +69,7 @@ class Service:
         `scrub(report)` that to `scrub`."""
         self._addresses = addresses
         self._queries = queries
+        self._prover = prover
         self._rights = rights
         self._histories = histories
         self._publishing = publishing
@@ -104,6 +107,11 @@ class Service:
                 for one in (address, other):
                     self._rights.require_place(caller, one, self._addresses.record(one))
                 result = await self._queries.diff(address, other, report, self._rights.reader(caller))
+            case messages.Prove():
+                # The version's record is in the proof, and tells what `log` tells.
+                self._rights.require_place(caller, address, self._addresses.record(address))
+                self._rights.require_unit(caller, address, Access.READ)
+                result = await self._prover.proof(address, request.tensor, self._rights.reader(caller))
             case messages.Du():
                 record = self._addresses.record(address) if address.version is not None else None
                 self._rights.require_place(caller, address, record)

@@ -7,6 +7,7 @@ history hashes are SHA3-256 (FIPS 202, not Keccak-256); CRCs only detect torn re
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from awscrt import checksums
 from blake3 import blake3
@@ -19,6 +20,14 @@ Buffer = bytes | bytearray | memoryview
 def chunk_id(payload: Buffer) -> ChunkId:
     """BLAKE3-256 of `payload`. The GIL is released for payloads of more than about 2 KiB."""
     return ChunkId(blake3(payload).digest())
+
+
+def chunk_id_of(parts: Iterable[Buffer]) -> ChunkId:
+    """The same of the bytes of `parts`, one behind the other, of which one is in memory at a time."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return ChunkId(hasher.digest())
 
 
 def sha3(payload: Buffer) -> bytes:

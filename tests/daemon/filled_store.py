@@ -10,6 +10,7 @@ import trio
 
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.messages import Json, Progress
+from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.namespace import Namespace, key_of
@@ -23,7 +24,7 @@ from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.inode import ROOT_INO, Content, Inode, encode_inode
 from ckptfs.store.layout import open_store
-from ckptfs.store.merkle import file_root
+from ckptfs.store.merkle import file_root, version_root
 from ckptfs.store.recipe import Piece, Recipe
 from ckptfs.store.segments import Segments
 from ckptfs.store.signing import SigningKey
@@ -64,6 +65,7 @@ class FilledStore:
             self._facts,
             KEY.public,
         )
+        self.prover = Prover(self.segments, self.histories, self.addresses, KEY)
         self._objects: list[tuple[ChunkId, bytes]] = []
         self._clock_s = 1_796_000_000
 
@@ -118,6 +120,7 @@ class FilledStore:
             ctime_ns=1,
             tree=self._tree(files, uid, mode),
         )
+        root = version_root((path.encode(), _root(self.stored(one))) for path, one in files.items())
         self._flush()
         self._clock_s += 60
         record = VersionRecord(
@@ -127,7 +130,7 @@ class FilledStore:
             time_ns=self._clock_s * 10**9,
             origin="command",
             top=top,
-            root=bytes(32),
+            root=root,
             files=len(files),
             logical_bytes=sum(map(len, files.values())),
             state=state,
@@ -153,6 +156,10 @@ class FilledStore:
         findings = answer["findings"]
         assert isinstance(findings, list)
         return answer, [answered(finding)["fault"] for finding in findings]
+
+    def proof(self, text: str, tensor: str | None = None) -> dict[str, Json]:
+        """`ckptfs prove`."""
+        return answered(trio.run(self.prover.proof, self.addresses.find(text), tensor, lambda entry: True))
 
     def usage(self, text: str) -> dict[str, Json]:
         """`ckptfs du`."""
@@ -202,9 +209,13 @@ def _entry(
         ctime_ns=1,
         size=size,
         recipe=recipe.identity() if recipe is not None else None,
-        root=file_root(recipe.root_leaves()) if recipe is not None else None,
+        root=_root(recipe) if recipe is not None else None,
         tree=tree,
     )
+
+
+def _root(recipe: Recipe) -> bytes:
+    return file_root(recipe.root_leaves())
 
 
 def _ignore(progress: Progress) -> None:

@@ -103,6 +103,7 @@ def world(filled_store: FilledStore) -> World:
     service = Service(
         filled_store.addresses,
         filled_store.queries,
+        filled_store.prover,
         rights,
         filled_store.histories,
         Publishing(filled_store),
@@ -161,6 +162,24 @@ def test_a_diff_tells_nothing_of_what_was_saved_closed(world: World) -> None:
     for path in ("/closed", "/closed@1"):
         assert world.refused(OTHER, messages.Diff(path="/open", other=path)) is NotPermitted
         assert world.refused(OTHER, messages.Diff(path=path, other="/open")) is NotPermitted
+
+
+def test_a_proof_is_for_whoever_may_read_the_file_and_log_the_unit(world: World) -> None:
+    for path in ("/open/x@1", "/open/d/y"):
+        for caller in (ROOT, MINE, OTHER):
+            world.ask(caller, messages.Prove(path=path))
+    for path in ("/closed/x", "/closed/d/y@1"):
+        assert world.refused(OTHER, messages.Prove(path=path)) is NotPermitted
+        world.ask(MINE, messages.Prove(path=path))
+    world.store.publish("open", {"secret/x": b"3"}, uid=MINE.uid, mode=0o700)
+    assert world.refused(OTHER, messages.Prove(path="/open/secret/x@2")) is NotPermitted
+    world.ask(MINE, messages.Prove(path="/open/secret/x@2"))
+    world.ask(MINE, messages.Prove(path="/gone/x"))
+    assert world.refused(OTHER, messages.Prove(path="/gone/x")) is NotFound
+    world.store.make("/passable", mode=0o711, uid=MINE.uid)
+    world.store.publish("passable", {"x": b"1"}, uid=MINE.uid)
+    assert world.refused(OTHER, messages.Prove(path="/passable/x@1")) is NotPermitted
+    assert world.refused(OTHER, messages.Log(path="/passable")) is NotPermitted
 
 
 def test_removed_units_are_their_owners(world: World) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sample_proofs
 import trio
 
 from ckptfs.daemon import cli, messages, mounts, places
@@ -86,6 +87,7 @@ ANSWERS: dict[type, Json] = {
             "policy": {"versions": 2, "stored_bytes": 512},
         },
     },
+    messages.Prove: sample_proofs.answer(),
     messages.Rollback: [{"unit": "run", "to": "v2", "before": "v3", **VERSION}],
     **dict.fromkeys(
         (messages.Publish, messages.Tag, messages.Untag, messages.Pin, messages.Unpin, messages.Forget),
@@ -185,6 +187,8 @@ def test_the_request_of_every_command(
         (("status", run), messages.Status(path="/run")),
         (("verify", f"{run}/sub/../x@3"), messages.Verify(path="/run/x@3")),
         (("diff", f"{run}@1", f"{run}@2"), messages.Diff(path="/run@1", other="/run@2")),
+        (("prove", f"{run}/x@3"), messages.Prove(path="/run/x@3")),
+        (("prove", f"{run}/x@3", "--tensor", "a b"), messages.Prove(path="/run/x@3", tensor="a b")),
         (("du", str(daemon.mountpoint)), messages.Du(path="/")),
         (("du", f"{daemon.mountpoint}@latest"), messages.Du(path="/@latest")),
         (("gc",), messages.Gc(path="/")),
@@ -233,6 +237,39 @@ def test_text_for_people(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> 
     rolled = said(capsys, 0, "rollback", run, "--to", "2")
     assert "run is what it was in v2 (v000003_20261129T160211Z); before, it was v3" in rolled
     assert "2 chunks checked at 1.0 KiB/s, 0 corrupt" in said(capsys, 0, "verify", run)
+
+
+def test_a_proof_is_written_and_checked(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    what, proof, file = f"{daemon.mountpoint}/run/x@1", str(tmp_path / "proof"), str(tmp_path / "\x1b[31m")
+    answer = ANSWERS[messages.Prove]
+    assert json.loads(said(capsys, 0, "prove", what)) == answer
+    (tmp_path / "proof").write_text("an older one")
+    assert "6 pieces" in said(capsys, 0, "prove", what, "--out", proof)
+    assert json.loads((tmp_path / "proof").read_text()) == answer
+    facts = json.loads(said(capsys, 0, "prove", what, "--out", proof, "--json"))
+    assert facts["out"] == proof and facts["bytes"] == os.stat(proof).st_size
+    Path(file).write_bytes(sample_proofs.CONTENT)
+    assert {one for one in os.listdir(tmp_path) if one.startswith("proof")} == {"proof"}
+
+    out = said(capsys, 0, "check", proof, file)
+    signer = sample_proofs.KEY.public.fingerprint
+    assert f"signed with {signer}, which the proof itself names" in out and "\x1b" not in out
+    assert "step-7/model.safetensors of run, version 1" in out and "head 1:" in out
+    key = tmp_path / "key.pub"
+    key.write_text(sample_proofs.KEY.public.pem())
+    out = said(capsys, 0, "check", proof, file, "--key", str(key))
+    assert f"signed with {signer}\n" in out and "compare" not in out
+    key.write_text(KEY.pem())
+    assert "another key" in said(capsys, 1, "check", proof, file, "--key", str(key))
+    assert "not a head" in said(capsys, 1, "check", proof, file, "--expect", "x")
+    Path(file).write_bytes(sample_proofs.CONTENT[:-1] + b"x")
+    assert "(tensor c)" in said(capsys, 1, "check", proof, file)
+    for wrong in ("{}", json.dumps(answer).replace('"size":', '"size":1'), "x" * 100):
+        (tmp_path / "proof").write_text(wrong)
+        line = said(capsys, 1, "check", proof, file)
+        assert line.startswith(f"ckptfs: {proof}: ") and line.count("\n") == 1
 
 
 def test_scrub_says_what_it_found(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,7 +346,7 @@ def test_bad_usage_is_exit_2(capsys: pytest.CaptureFixture[str], arguments: tupl
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ((), ("--help",)):
         out = said(capsys, 0, *arguments)
-        for command in ("mount", "umount", "status", "log", "publish", "verify", "rebuild"):
+        for command in ("mount", "umount", "status", "log", "publish", "verify", "prove", "check", "rebuild"):
             assert command in out
 
 

@@ -45,8 +45,9 @@ CALLERS: Callers = {
 # The Python of a developer may lie where other users cannot read it, so it is loaded before root is given up.
 COMMAND_AS = """
 import contextlib, io, os, sys
-import rich.console, rich.progress, rich.table
+import email.mime.text, fractions, ipaddress, rich.console, rich.progress, rich.table
 from ckptfs.daemon import cli, cli_output, cli_source, control_client, messages
+from ckptfs.store import proof_check
 with contextlib.redirect_stderr(io.StringIO()):
     cli.run(["log", "/"])
 uid, gid = map(int, sys.argv[1:3])
@@ -368,6 +369,25 @@ def test_a_diff_tells_what_the_saved_modes_let_read(mount: Mount, place: Place) 
 
     assert changed("owner") == {"open": 5, "secret": 5, "closed/inside": 5}
     assert changed("nobody") == {"open": 5, "secret": None, "closed": None}
+
+
+def test_a_proof_is_for_whoever_may_read_the_file(mount: Mount, place: Place) -> None:
+    for name, mode in (("open", 0o644), ("secret", 0o600)):
+        make_file(place.path / name, mode)
+    mount.publish(place.path.name)
+    (place.path / "secret").chmod(0o644)  # the saved mode counts, whatever it is today
+
+    def asked(who: str, name: str) -> str:
+        done = command_as(mount, who, "prove", f"{place.path}/{name}@1")
+        return "ok" if done.returncode == 0 and done.stdout and not done.stderr else done.stderr
+
+    for who in CALLERS:
+        assert asked(who, "open") == "ok"
+    assert asked("owner", "secret") == "ok"
+    for who in ("group", "nobody", "stranger"):
+        assert "you may not read" in asked(who, "secret")
+    place.path.chmod(0o700)
+    assert asked("owner", "open") == "ok" and asked("nobody", "open").startswith("ckptfs: ")
 
 
 def test_status_tells_nobody_of_closed_units(mount: Mount, place: Place) -> None:
