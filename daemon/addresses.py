@@ -56,9 +56,9 @@ class Addresses:
         """The address of PATH or PATH@VERSION; NotFound if no such place is or was."""
         path, version = split_version(text)
         asked = [(text, None)] if version is None else [(text, None), (path, version)]
-        # What lies in a live unit's past is told from a VERSION by nothing, so the VERSION goes first.
-        tries = [(look, *one) for look in (self._live, self._of_removed) for one in asked]
-        tries += [(self._in_past, *one) for one in reversed(asked)]
+        # What only versions hold is told from a VERSION by nothing, so there the VERSION goes first.
+        tries = [(look, *one) for look in (self._live, self._removed_unit) for one in asked]
+        tries += [(look, *one) for look in (self._of_removed, self._in_past) for one in reversed(asked)]
         for look, path, version in tries:
             address = look(path, version)
             if address is not None:
@@ -104,6 +104,11 @@ class Addresses:
             return None
         directories = inos if self._namespace.inode(inos[-1]).is_dir else inos[:-1]
         return self._in_live_unit(text, parts, self._top_of(directories[-1]), inos, version)
+
+    def _removed_unit(self, text: str, version: str | None) -> Address | None:
+        """The address of a removed unit itself, or None."""
+        address = self._of_removed(text, version)
+        return address if address is not None and address.is_whole else None
 
     def _of_removed(self, text: str, version: str | None) -> Address | None:
         """The address of something in a unit that was removed, or None."""

@@ -174,7 +174,8 @@ def test_a_proof_is_for_whoever_may_read_the_file_and_log_the_unit(world: World)
     world.store.publish("open", {"secret/x": b"3"}, uid=MINE.uid, mode=0o700)
     assert world.refused(OTHER, messages.Prove(path="/open/secret/x@2")) is NotPermitted
     world.ask(MINE, messages.Prove(path="/open/secret/x@2"))
-    world.ask(MINE, messages.Prove(path="/gone/x"))
+    for path in ("/gone/x", "/gone/x@1"):
+        world.ask(MINE, messages.Prove(path=path))
     assert world.refused(OTHER, messages.Prove(path="/gone/x")) is NotFound
     world.store.make("/passable", mode=0o711, uid=MINE.uid)
     world.store.publish("passable", {"x": b"1"}, uid=MINE.uid)

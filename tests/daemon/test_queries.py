@@ -78,6 +78,11 @@ def test_removed_units_are_found_by_name(history: FilledStore) -> None:
     assert numbers(history, "/old/run@7@latest") == [1]
     assert history.addresses.find("/old/run@7/x").top == 0
     assert history.verify("/old/run@7/x")["chunks"] == 2
+    assert history.verify("/old/run@7/x@1")["number"] == 1
+    with pytest.raises(NotFound, match="no version 9"):
+        history.verify("/old/run@7/x@9")
+    history.publish("old/run@7", {"x@1": B})
+    assert history.verify("/old/run@7/x@1@latest")["number"] == 2
 
 
 def test_versions_by_all_their_names(history: FilledStore) -> None:
