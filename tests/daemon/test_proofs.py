@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+import torch.distributed.checkpoint as dcp
 from asking import DAEMON
 from filled_store import KEY, PIECE_BYTES, FilledStore
 from mounting import Mount
@@ -156,6 +157,23 @@ def test_a_file_that_names_the_bytes_otherwise_is_refused(mount: Mount, run: Pat
     (away / "model").write_bytes(turned)
     code, answer, _ = checked(away, proof, "model")
     assert code == 1 and "does not say" in answer["difference"]["message"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_tensor_in_a_shard_is_called_as_the_metadata_beside_it_says(
+    mount: Mount, run: Path, away: Path
+) -> None:
+    state = {name: torch.from_numpy(array) for name, array in arrays(3).items()}
+    dcp.save(state, checkpoint_id=run / "step", no_dist=True)
+    mount.publish("run")
+    (shard,) = [name for name in os.listdir(run / "step") if name.endswith(".distcp")]
+    proof = proven(mount, away, f"run/step/{shard}@1", "--tensor", "layer1.weight")
+    (away / "shard").write_bytes((run / "step" / shard).read_bytes())
+    code, answer, _ = checked(away, proof, "shard")
+    assert code == 0 and answer["tensor"]["name"] == "layer1.weight", answer
+    assert answer["tensor"]["bytes"] == 700 * 512 * 4
+    wrong = mount.cli("prove", str(run / "step/.metadata@1"), "--tensor", "layer1.weight", check=False)
+    assert wrong.returncode == 1 and "no tensors" in wrong.stderr
 
 
 def test_holes_and_empty_files(mount: Mount, run: Path, away: Path) -> None:
