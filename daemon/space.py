@@ -75,10 +75,12 @@ class SpaceKeeper:
         return replace(real, free=real.free + extra, available=real.available + extra)
 
     def min_free_bytes(self) -> int:
-        """The room that is to be kept free now."""
+        """The room that is to be kept free now: what is configured or suits the last saves, and never so
+        little that the disk counts as full."""
         total = self._disk.space().total
         configured = self._config.min_free_bytes(total)
-        return default_min_free(self._last_save_bytes(), total) if configured is None else configured
+        wanted = default_min_free(self._last_save_bytes(), total) if configured is None else configured
+        return max(wanted, self._margin_bytes())
 
     async def make_room(self, wanted_bytes: int) -> bool:
         """The disk is full for a writer: True if a second try makes sense."""
@@ -162,8 +164,8 @@ class SpaceKeeper:
         await self._sweeper.make_room(free_bytes)
 
     async def _let_pins_go(self, _: int) -> None:
-        """The last resort: files that were removed before they were in a version. Of a unit that has no
-        version yet they stay: they may be all there is of its only good save."""
+        """The last resort: files that were removed before they were in a version. What was overwritten in a
+        unit that has no version yet stays: it may be all there is of its only good save."""
         if pins := self._give_up_pins():
             log.warning("the disk is full: %d removed files were let go without a version", pins)
             self._index.commit()

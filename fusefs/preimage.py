@@ -60,12 +60,18 @@ class Preimages:
         self.reload_pins()
 
     def give_up(self, may_go: Callable[[int], bool]) -> int:
-        """Let the pins of units that may lose them go, because the disk is full and no other history
-        may; returns how many. `may_go` is asked with the top directory of each unit."""
+        """Let pins go, because the disk is full and no other history may; returns how many.
+
+        Of a unit for which `may_go` is false those stay whose name is still there: nobody removed them
+        to make room.
+        """
         draft = self._drafts.begin()
         gone = 0
-        for top in filter(may_go, list(self._pinned_units)):
-            pins = self.pins_of(top)
+        for top in list(self._pinned_units):
+            pins, all_may_go = self.pins_of(top), may_go(top)
+            pins = [pin for pin in pins if all_may_go or not self._has_name(top, pin[1])]
+            if not pins:
+                continue
             self.release(top, pins, draft)
             gone += len(pins)
         draft.commit()
@@ -238,6 +244,13 @@ class Preimages:
         self._pinned_units.setdefault(top, {})[pin.ino] = pin.inode.content
         if pin.inode.content.staging:
             self._drafts.pinned_staging.add(pin.inode.content.staging)
+
+    def _has_name(self, top: int, pin: PinnedFile) -> bool:
+        """Whether there is something under the name of what was pinned."""
+        at: int | None = top
+        for name in (*(directory.name for directory in pin.directories), pin.name):
+            at = None if at is None else self._namespace.child(at, name)
+        return at is not None
 
     def _still_used(self, pin: PinnedFile) -> bool:
         """Whether the live inode still has the pinned staging file as its content."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from asking import let_settle
 from clients.clientproc import Client, ClientError, named, run_script
 from clients.recovery import Save, digest_tree, reported, wait_until_recoverable
 from clients.writepaths import BOTH_PATHS_SMALL
@@ -57,7 +58,7 @@ def test_a_full_store_refuses_the_writer_keeps_the_last_complete_save_and_recove
     run, daemon = small_mount.path / "run", small_mount.pid
     last = save_steps(small_mount, 1, 2)[-1]
     wait_until_recoverable(small_mount, "run", last)
-    filler = fill(small_mount)
+    filler = fill(small_mount.path / "filler")
 
     with Client("rotating_run.py", *job(run, 3, 3)) as refused:
         [failure] = named(refused.finish(expected=errno.ENOSPC), "failed")
@@ -67,7 +68,7 @@ def test_a_full_store_refuses_the_writer_keeps_the_last_complete_save_and_recove
     verified = small_mount.facts("verify", f"{run}@latest-complete")
     assert verified["corrupt"] == [] and verified["checked_bytes"], verified
 
-    subprocess.run(["rm", "-r", str(filler), str(run / "tmp-checkpoint-3")], check=True, timeout=60)
+    subprocess.run(["rm", "-r", str(filler.parent), str(run / "tmp-checkpoint-3")], check=True, timeout=60)
     [save] = save_steps(small_mount, 4, 4)
     newest = wait_until_recoverable(small_mount, "run", save)
     version = small_mount.wait_for_version("run", lambda version: version.name == newest)
@@ -103,6 +104,16 @@ def test_a_good_file_that_had_no_version_when_the_store_filled_up_gets_it_with_t
     fail_to_save(last, torch_client)
     last.unlink()
     wait_until_recoverable(small_mount, "run", good)
+
+
+@BOTH_PATHS_SMALL
+def test_what_is_removed_from_a_full_store_gives_its_room_back(small_mount: Mount) -> None:
+    """Although no version had it: there was no room for one."""
+    filler = fill(small_mount.path / "run")
+    let_settle(small_mount.settle_s)
+    filler.unlink()
+    [save] = save_steps(small_mount, 1, 1)
+    wait_until_recoverable(small_mount, "run", save)
 
 
 def test_df_counts_the_space_of_history_as_free(small_mount: Mount) -> None:
@@ -144,14 +155,14 @@ def save_steps(mount: Mount, first: int, last: int) -> list[Save]:
     return reported(run_script("rotating_run.py", *job(mount.path / "run", first, last)))
 
 
-def fill(mount: Mount) -> Path:
+def fill(folder: Path) -> Path:
     """Write a live file until the store refuses; it must refuse with ENOSPC, and in no other way."""
-    folder = mount.path / "filler"
     folder.mkdir()
-    command = ["dd", "if=/dev/urandom", f"of={folder / 'filler.bin'}", "bs=1M"]
+    filler = folder / "filler.bin"
+    command = ["dd", "if=/dev/urandom", f"of={filler}", "bs=1M"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and os.strerror(errno.ENOSPC) in done.stderr, done
-    return folder
+    return filler
 
 
 def free_bytes(path: Path) -> int:
