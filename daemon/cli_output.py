@@ -214,6 +214,8 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "free", human_bytes(cast(int, status["free_bytes"]))
     yield from _scrub_line(cast("Mapping[str, object] | None", status.get("scrub")))
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
+    if status.get("digest_pending_bytes") is not None:
+        yield "to digest", f"at most {human_bytes(cast(int, status['digest_pending_bytes']))}"
 
 
 def _scrub_line(scrub: Mapping[str, object] | None) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     which units; of the others all is kept while there is room. `key` is the file of the key that versions
     are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     Every `scrub_every_days` all that is stored is read again and checked, at `scrub_rate_mib_s` MiB a
-    second (0: never by itself).
+    second (0: never by itself). `digests`: whole-file digests are made of what versions hold, in the
+    background.
     """
 
     settle_s: Seconds = 2.0
@@ -69,6 +70,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: tuple[UnitPolicy, ...] = ()
     scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
+    digests: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     write_path: Literal["auto", "plain"] = "auto"
 

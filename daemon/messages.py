@@ -37,7 +37,7 @@ class Request(
     @property
     def is_reading(self) -> bool:
         """Whether it changes nothing, and so may be given up when the caller goes away."""
-        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du | Prove)
+        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du | Prove | Digest)
 
 
 class Status(Request, frozen=True, kw_only=True):
@@ -122,6 +122,10 @@ class Prove(Request, frozen=True, kw_only=True):
     tensor: str | None = None
 
 
+class Digest(Request, frozen=True, kw_only=True):
+    """The digests of the whole files of a version."""
+
+
 class Scrub(Request, frozen=True, kw_only=True):
     """Check the whole store, and put right what can be."""
 
@@ -152,6 +156,7 @@ AnyRequest = (
     | Verify
     | Diff
     | Prove
+    | Digest
     | Scrub
     | Du
     | Gc

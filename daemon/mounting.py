@@ -23,6 +23,8 @@ from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
+from ckptfs.daemon.digesting import Digesting
+from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.keys import load_or_make_key
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, keep_running
@@ -36,9 +38,11 @@ from ckptfs.daemon.rights import Modes
 from ckptfs.daemon.scrubbing import References, Scrubbing
 from ckptfs.daemon.service import Service
 from ckptfs.daemon.space import SpaceKeeper
+from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
 from ckptfs.fusefs.recording import Request
 from ckptfs.fusefs.session import Session
+from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import CkptfsError, NoSpace, Unavailable
 from ckptfs.store.history import VersionRecord
@@ -46,6 +50,7 @@ from ckptfs.store.index import Change, Index
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
+from ckptfs.store.whole_files import WholeFiles
 
 log = logging.getLogger(__name__)
 _COMMIT_EVERY_S = 1.0
@@ -117,6 +122,8 @@ class Mount:
         )
         self._retainer = Retainer(parts.histories, self._sweeper, policies)
         self._scrubbing = self._make_scrubbing()
+        self._digests = DigestLog(parts.disk, parts.index, parts.histories)
+        self._digesting = self._make_digesting()
         self._quarantine = Quarantine(parts.disk, parts.index, parts.segments, self._keeper.min_free_bytes)
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
@@ -136,6 +143,8 @@ class Mount:
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
                 nursery.start_soon(keep_running, "scrubbing", self._scrubbing.run)
+                if self._config.digests:
+                    nursery.start_soon(keep_running, "making digests", self._digesting.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)
                 await session.run()
@@ -208,6 +217,17 @@ class Mount:
         )
         return Scrubbing(scrubber, parts.index, self._config)
 
+    def _make_digesting(self) -> Digesting:
+        parts, scheduler, keeper = self._parts, self.face.scheduler, self._keeper
+        return Digesting(
+            parts.index,
+            parts.segments,
+            parts.histories,
+            self._digests,
+            WholeFiles(parts.disk, parts.segments, trio.CapacityLimiter(1)),
+            lambda: not scheduler.is_publishing and parts.disk.space().available >= keeper.min_free_bytes(),
+        )
+
     def _make_service(self) -> Service:
         parts, face = self._parts, self.face
         addresses = Addresses(face.namespace, parts.histories, face.units.top_of)
@@ -240,6 +260,7 @@ class Mount:
             publishing,
             face.rollback,
             self._make_unit,
+            FileQueries(parts.disk, parts.segments, addresses, self._digests, worker_limiter()),
             self._retainer.collect,
             self._scrubbing.now,
         )
@@ -255,6 +276,7 @@ class Mount:
             why=self.face.passthrough.why,
             mountpoint=self._path,
             ingest_pending_bytes=await pending_bytes(self.face),
+            digest_pending_bytes=self._digesting.pending_bytes if self._config.digests else None,
             scrub=self._scrubbing.status(),
         )
 

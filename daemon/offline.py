@@ -17,13 +17,16 @@ import trio
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.keys import known_public_key
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.open_store import boot_id
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries, units_of
 from ckptfs.daemon.scrubbing import noted_scrubs
+from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.namespace import Namespace
+from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
 from ckptfs.store.histories import Histories
@@ -59,6 +62,8 @@ class OfflineStore:
         )
         # The private key is the daemon's; a proof from here has no statement.
         self._prover = Prover(self._segments, self._histories, self._addresses, None)
+        digests = DigestLog(disk, self._index, self._histories)
+        self._files = FileQueries(disk, self._segments, self._addresses, digests, worker_limiter())
 
     def __enter__(self) -> OfflineStore:
         return self
@@ -102,6 +107,8 @@ class OfflineStore:
                 result = await self._queries.diff(address, other, report, lambda entry: True)
             case messages.Prove():
                 result = await self._prover.proof(address, request.tensor, lambda entry: True)
+            case messages.Digest():
+                result = await self._files.digest(address, report, lambda entry: True)
             case messages.Du():
                 result = await self._queries.usage(address)
             case messages.Head():

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import islice
 
 import trio
 
@@ -28,6 +29,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.history_check import Fault, Finding, HistoryReport
 from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import CidCodec, cid_text
 from ckptfs.store.seal import Head, head_of
@@ -35,6 +37,8 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.signing import PublicKey
 from ckptfs.store.tree import Entry
 from ckptfs.store.units import Unit
+
+_SLICE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class Facts:
     why: str
     mountpoint: str | None
     ingest_pending_bytes: int
+    digest_pending_bytes: int | None = None
     scrub: Json = None
 
 
@@ -101,6 +106,7 @@ class Queries:
             "stored_bytes": self._segments.payload_bytes(),
             "free_bytes": self._disk.space().available,
             "ingest_pending_bytes": facts.ingest_pending_bytes,
+            "digest_pending_bytes": facts.digest_pending_bytes,
             "scrub": facts.scrub,
             "key": None if self._key is None else self._key.fingerprint,
         }
@@ -129,6 +135,7 @@ class Queries:
         (unit,) = units_of(address)
         evidence = self._histories.evidence(unit.unit)
         report = await trio.to_thread.run_sync(prove, evidence, known, expected, limiter=self._limiter)
+        await self._compare_digests(report)
         return {
             "unit": os.fsdecode(unit.name),
             "head": str(report.head),
@@ -143,6 +150,14 @@ class Queries:
                 for one in report.findings
             ],
         }
+
+    async def _compare_digests(self, report: HistoryReport) -> None:
+        said = iter(report.digests.items())
+        while some := list(islice(said, _SLICE_ROWS)):
+            for recipe in self._histories.differing_digests(some):
+                message = f"the index has other digests of the content {cid_text(recipe)}"
+                report.findings.append(Finding(Fault.INDEX, None, message))
+            await trio.lowlevel.checkpoint()
 
     async def verify(self, address: Address, report: Report) -> Json:
         """Hash every chunk of a version (the latest, if none is named) again."""

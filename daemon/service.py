@@ -18,6 +18,7 @@ from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.control import Report
+from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.proving import Prover
@@ -62,6 +63,7 @@ class Service:
         publishing: Publishing,
         rolling_back: RollingBack,
         make_unit: Callable[[int], None],
+        files: FileQueries,
         collect: Callable[[bool], Awaitable[Json]],
         scrub: Callable[[Report], Awaitable[Json]],
     ) -> None:
@@ -75,6 +77,7 @@ class Service:
         self._publishing = publishing
         self._rolling_back = rolling_back
         self._make_unit = make_unit
+        self._files = files
         self._collect = collect
         self._scrub = scrub
 
@@ -112,6 +115,9 @@ class Service:
                 self._rights.require_place(caller, address, self._addresses.record(address))
                 self._rights.require_unit(caller, address, Access.READ)
                 result = await self._prover.proof(address, request.tensor, self._rights.reader(caller))
+            case messages.Digest():
+                self._rights.require_place(caller, address, self._addresses.record(address))
+                result = await self._files.digest(address, report, self._rights.reader(caller))
             case messages.Du():
                 record = self._addresses.record(address) if address.version is not None else None
                 self._rights.require_place(caller, address, record)

@@ -11,10 +11,11 @@ Source: FORMAT.md, "History".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from ckptfs.store.digests import FileDigests, encode_digests
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NoSpace, NotFound
 from ckptfs.store.history import (
@@ -26,14 +27,14 @@ from ckptfs.store.history import (
     VersionRecord,
     decode_version,
 )
-from ckptfs.store.history_batch import batch_of
 from ckptfs.store.history_log import HistoryLog
 from ckptfs.store.history_mirror import Mirror, put_mark, put_version, version_key, version_of
 from ckptfs.store.history_proof import Evidence
 from ckptfs.store.history_scan import scan_history, whole_batches
-from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
+from ckptfs.store.history_writer import HistoryWriter
+from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId, UnitId
 from ckptfs.store.index import Change, Index, Table
-from ckptfs.store.seal import SEAL_FRAME_BYTES, chain_behind, last_key
+from ckptfs.store.seal import SEAL_FRAME_BYTES, last_key
 from ckptfs.store.signing import PublicKey, SigningKey
 from ckptfs.store.units import Unit, UnitHints, encode_unit, shown_names, unit_of
 from ckptfs.store.version_names import check_tag
@@ -65,8 +66,8 @@ class Histories:
         self._index = index
         self._clock_ns = clock_ns
         self._read_only = read_only
-        self._key = key
         self._log = HistoryLog(disk)
+        self._writer = HistoryWriter(self._log, clock_ns, key)
         self._hints = UnitHints()
         self._complete: dict[UnitId, tuple[int, int]] = {}
         self._appended: dict[bytes, VersionRecord] = {}
@@ -89,9 +90,7 @@ class Histories:
         """
         assert len(unit_id) == UNIT_ID_BYTES and name and not self._read_only
         unit = Unit(unit_id, name, ino, 1, GENESIS, 0, time_ns, 0, name, time_ns, 0, GENESIS)
-        frames, unit = self._batch(unit, (RecordKind.UNIT, UnitRecord(unit_id, name, time_ns).encode()))
-        unit = replace(unit, file_bytes=len(frames))
-        self._log.create(unit_id, frames)
+        unit = self._writer.create(unit, UnitRecord(unit_id, name, time_ns).encode())
         if change is not None:
             change.put(Table.UNIT, unit_id, encode_unit(unit))
         else:
@@ -176,6 +175,13 @@ class Histories:
             raise
         change.put(Table.UNIT, record.unit, encode_unit(put_version(unit, record, change)))
 
+    def append_record(self, unit_id: UnitId, kind: RecordKind, payload: bytes, change: Change) -> None:
+        """Append a record that is no version; `change` has its rows, and is applied. Durable when: this
+        returned. NoSpace, ReadOnly: as append_version."""
+        unit = self._append(self._current(unit_id, change), (kind, payload))
+        change.put(Table.UNIT, unit_id, encode_unit(unit))
+        self._index.apply(change, sync=True)
+
     def unlisted(self) -> list[VersionRecord]:
         """Versions that are, or may be, in their file, and not in the index: their rows were refused, or
         the sync failed. The next start at the latest lists them, so what they name must stay."""
@@ -242,11 +248,15 @@ class Histories:
         rows = {(table, key): value for table in tables for key, value in self._index.scan(table, unit_id)}
         return Evidence(unit_id, self.unit(unit_id), self._log.read_all(unit_id), rows)
 
+    def differing_digests(self, said: Iterable[tuple[RecipeId, FileDigests]]) -> list[RecipeId]:
+        """The contents of which the index has other digests than a history says."""
+        rows = ((recipe, self._index.get(Table.DIGEST, recipe), one) for recipe, one in said)
+        return [recipe for recipe, row, one in rows if row is not None and row != encode_digests(one)]
+
     def head(self, unit: Unit) -> tuple[bytes, PublicKey | None]:
         """The chain value behind a unit's last record, and the key in the seal of that, if it has one."""
-        chain = unit.chain or self._chain_in_file(unit)
         tail = self._log.read_all(unit.unit, max(0, unit.file_bytes - SEAL_FRAME_BYTES))
-        return chain, last_key(tail) if unit.sealed else None
+        return self._writer.chain(unit), last_key(tail) if unit.sealed else None
 
     # ---- tags and pins ----------------------------------------------------------------------
 
@@ -313,31 +323,13 @@ class Histories:
             raise NotFound(f"there is no version {number}; `ckptfs log` lists what there is")
 
     def _mark(self, kind: RecordKind, unit_id: UnitId, number: int, name: str = "") -> None:
-        change = Change()
-        mark = MarkRecord(number, name, self._clock_ns())
-        unit = self._append(self._current(unit_id, change), (kind, mark.encode()))
+        change, mark = Change(), MarkRecord(number, name, self._clock_ns())
         put_mark(kind, unit_id, mark, change)
-        change.put(Table.UNIT, unit_id, encode_unit(unit))
-        self._index.apply(change, sync=True)
+        self.append_record(unit_id, kind, mark.encode(), change)
 
     def _append(self, unit: Unit, *records: tuple[RecordKind, bytes]) -> Unit:
-        """Append records, and before them the unit's name if the file does not know it; one sync."""
         assert not self._read_only, "the histories are open for reading only"
-        if unit.name != unit.recorded:
-            rename = UnitRecord(unit.unit, unit.name, self._clock_ns()).encode()
-            records = ((RecordKind.RENAME, rename), *records)
-        if not records:
-            return unit
-        frames, unit = self._batch(unit, *records)
-        end = self._log.append(unit.unit, unit.file_bytes, frames)
-        return replace(unit, file_bytes=end, recorded=unit.name)
-
-    def _batch(self, unit: Unit, *records: tuple[RecordKind, bytes]) -> tuple[bytes, Unit]:
-        return batch_of(unit, unit.chain or self._chain_in_file(unit), self._key, records)
-
-    def _chain_in_file(self, unit: Unit) -> bytes:
-        """For the row of a store that was made before there were seals."""
-        return chain_behind(scan_history(self._log.read_all(unit.unit)[: unit.file_bytes], 0).frames)
+        return self._writer.append(unit, *records)
 
     def _recover(self) -> None:
         """Mirror what the files have and the index lacks; cost is one stat per unit that is in order."""

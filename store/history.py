@@ -34,6 +34,7 @@ class RecordKind(IntEnum):
     FORGET = 7
     RENAME = 8
     SEAL = 9
+    DIGESTS = 10
 
 
 class State(StrEnum):

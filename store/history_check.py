@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ckptfs.store.digests import FileDigests, decode_digests_record
 from ckptfs.store.errors import Corrupt, InvalidRequest
 from ckptfs.store.frames import OVERHEAD_BYTES, Frame
 from ckptfs.store.hashing import sha3
@@ -26,7 +27,7 @@ from ckptfs.store.history import (
     decode_version,
 )
 from ckptfs.store.history_scan import HistoryScan
-from ckptfs.store.ids import UnitId
+from ckptfs.store.ids import RecipeId, UnitId
 from ckptfs.store.seal import Head, SealRecord, chained, chained_all, decode_seal
 from ckptfs.store.signing import PublicKey
 
@@ -65,12 +66,14 @@ class CheckedVersion:
 
 @dataclass(slots=True)
 class HistoryReport:
-    """What a check has found. `head` is what to keep elsewhere; `keys` are the fingerprints in the seals."""
+    """What a check has found. `head` is what to keep elsewhere; `keys` are the fingerprints in the seals;
+    `digests` what the history says of whole files (believe it where there is no finding)."""
 
     head: Head
     versions: list[CheckedVersion] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +339,7 @@ class _Walk:
         if is_known:
             self.find(Fault.REORDERED, link.number, f"{link.label} does not stand where it was written")
         else:
-            what = f"a tag, pin, name or forgetting in front of {link.label} is missing"
+            what = f"a tag, pin, name, forgetting or digest in front of {link.label} is missing"
             self.find(Fault.REMOVED, link.number, what)
 
     def _without(self, expected: Head) -> str:
@@ -372,6 +375,8 @@ def _described(frame: Frame) -> tuple[str, VersionRecord | None]:
             return f"version {version.number}", version
         case RecordKind.UNIT | RecordKind.RENAME:
             return _name_label(decode_unit(frame.payload)), None
+        case RecordKind.DIGESTS:
+            return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents", None
         case _:
             return _mark_label(kind, decode_mark(frame.payload)), None
 

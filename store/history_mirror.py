@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from ckptfs.store.digests import DigestsRecord, decode_digests_record, encode_digests
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.frames import Frame
 from ckptfs.store.history import (
@@ -71,6 +72,12 @@ def put_mark(kind: RecordKind, unit_id: UnitId, mark: MarkRecord, change: Change
             raise Corrupt(f"a mark record in a frame of kind {kind.name}")
 
 
+def put_digests(record: DigestsRecord, change: Change) -> None:
+    """The rows of a DIGESTS record. They are of contents, not of the unit whose history has them."""
+    for recipe, digests in record.contents.items():
+        change.put(Table.DIGEST, recipe, encode_digests(digests))
+
+
 class Mirror:
     """Turns the frames that the index lacks into rows of `change`; used once.
 
@@ -104,6 +111,8 @@ class Mirror:
                     self._add_version(decode_version(frame.payload))
                 case RecordKind.SEAL:
                     decode_seal(frame.payload)
+                case RecordKind.DIGESTS:
+                    put_digests(decode_digests_record(frame.payload), self._change)
                 case kind:
                     put_mark(kind, self.unit.unit, decode_mark(frame.payload), self._change)
         except (Corrupt, ValueError) as e:

@@ -50,6 +50,7 @@ class Table(IntEnum):
     TAG = 11
     PIN = 12
     PREIMAGE = 13
+    DIGEST = 14
 
 
 class Change:
@@ -126,7 +127,7 @@ class Index:
             mode=0o600,
             max_spare_txns=0,
         )
-        self._tables = [self._env.open_db(t.name.lower().encode(), create=not read_only) for t in Table]
+        self._tables = [self._open_table(table) for table in Table]
         self._transaction = self._env.begin(write=not read_only)
         self._sequence = int.from_bytes(self.get(Table.META, _SEQUENCE) or b"", "big")
         self._actions: list[Callable[[], None]] = []
@@ -143,6 +144,13 @@ class Index:
                 self._env.close()
                 raise
 
+    def _open_table(self, table: Table) -> lmdb._Database | None:
+        """A table's handle. What an index from before there was the table lacks is made; None: read only."""
+        try:
+            return self._env.open_db(table.name.lower().encode(), create=not self._read_only)
+        except lmdb.NotFoundError:
+            return None
+
     def _open_journal(self, boot_id: str) -> None:
         self._journal = Journal(self._disk)
         try:
@@ -157,6 +165,7 @@ class Index:
     def get(self, table: Table, key: bytes) -> bytes | None:
         """The value of `key`, this process's own changes included."""
         assert self._thread == threading.get_ident(), "the index belongs to one thread"
+        # Without a handle LMDB looks among the names of the tables, which are no keys.
         value: bytes | None = self._transaction.get(key, db=self._tables[table])
         return value
 
@@ -166,6 +175,8 @@ class Index:
         """Up to `limit` (key, value) pairs in key order: keys with `prefix`, at or behind `start`."""
         assert self._thread == threading.get_ident(), "the index belongs to one thread"
         rows: list[tuple[bytes, bytes]] = []
+        if self._tables[table] is None:
+            return rows
         with self._transaction.cursor(db=self._tables[table]) as cursor:
             seek = max(prefix, start) if start is not None else prefix
             found = cursor.set_range(seek) if seek else cursor.first()
@@ -187,7 +198,8 @@ class Index:
 
     def count(self, table: Table) -> int:
         """Number of keys."""
-        return int(self._transaction.stat(self._tables[table])["entries"])
+        handle = self._tables[table]
+        return 0 if handle is None else int(self._transaction.stat(handle)["entries"])
 
     def apply(self, change: Change, *, sync: bool = False) -> None:
         """Make a change: journal first, then the open transaction.

@@ -28,7 +28,8 @@ FORMAT_VERSION = 1
 FOLDERS = ("index", "journal", "staging", "segments", "history", "quarantine")
 KNOWN_INCOMPAT: frozenset[str] = frozenset()
 SEALS = "seals"
-KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS})
+DIGESTS = "digests"
+KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS})
 
 _KIND = "ckptfs store"
 _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}

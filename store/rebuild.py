@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ckptfs.store.digest_log import drop_orphans
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.frames import decode_frames
@@ -228,6 +229,7 @@ def _add_histories(disk: Disk, index: Index, segments: Segments, found: Rebuilt,
             lack = check.lack(record.top)
             if lack.chunks:
                 found.missing.append(f"{unit.text}@{record.number}: {lack.chunks} chunks are missing")
+    drop_orphans(index)
     root = disk.stat("")
     tree = LiveTree(index, segments, histories, check, now_ns)
     tree.build((root.st_uid, root.st_gid))

@@ -80,6 +80,8 @@ class Reclaim:
             if location is None or chunk in self._segments.pins:
                 continue
             change.delete(Table.CHUNK, chunk)
+            if self._index.get(Table.DIGEST, chunk) is not None:
+                change.delete(Table.DIGEST, chunk)  # A recipe goes, and with it what is known of its file.
             payload, dead = lost.setdefault(location.segment, (0, set()))
             dead.add(chunk)
             lost[location.segment] = (payload + location.stored, dead)

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from ckptfs.daemon.config import parse_config
 from ckptfs.daemon.messages import Log, Publish, decode_reply, decode_request, encode_request, encode_result
 from ckptfs.store.dagcbor import decode_array_head, decode_node, decode_run
+from ckptfs.store.digests import decode_digests, decode_digests_record
 from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
 from ckptfs.store.formats import parse, probe_format
 from ckptfs.store.formats.bounded_json import TooLarge, parse_members
@@ -151,9 +152,11 @@ def decoders() -> dict[str, Decoder]:
         "location": Decoder(decode_location, (bytes(26), b"\xff" * 26)),
         "segment facts": Decoder(decode_facts, msgpack),
         "frames": Decoder(_all(decode_frames), _hex("frames"), (), sealed=True),
-        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 10)), _hex("frames"), (), sealed=True),
+        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 11)), _hex("frames"), (), sealed=True),
         "mended": Decoder(mended, (encode_idx(index),), (), sealed=True),
         "history": Decoder(lambda e: scan_history(e, 0), _hex("frames"), (), sealed=True),
+        "digests record": Decoder(decode_digests_record, _hex("digests")),
+        "digests row": Decoder(decode_digests, (bytes(80),)),
         "version record": Decoder(decode_version, _hex("history", "version")),
         "version row": Decoder(version_of, _hex("history_row")),
         "unit record": Decoder(decode_unit, _hex("history", "unit")),

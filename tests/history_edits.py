@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ckptfs.store.digests import DigestsRecord, decode_digests_record
 from ckptfs.store.frames import Frame
 from ckptfs.store.history import (
     MarkRecord,
@@ -206,6 +207,21 @@ def exchange_two_seals(edit: Edit) -> None:
     edit.frames[third], edit.frames[fourth] = edit.frames[fourth], edit.frames[third]
 
 
+def alter_digests(edit: Edit) -> None:
+    at = edit.at(RecordKind.DIGESTS)
+    said = decode_digests_record(edit.frames[at][1]).contents
+    other = {recipe: replace(one, sha256=b"x" * 32) for recipe, one in said.items()}
+    edit.frames[at] = (RecordKind.DIGESTS, DigestsRecord(other).encode())
+
+
+def remove_digests(edit: Edit) -> None:
+    edit.cut(edit.at(RecordKind.DIGESTS), 2)
+
+
+def add_digests(edit: Edit) -> None:
+    edit.frames.append(edit.frames[edit.at(RecordKind.DIGESTS)])
+
+
 EDITS: list[tuple[Callable[[Edit], None], Fault, int | None]] = [
     (alter_state, Fault.ALTERED, 3),
     (alter_tree, Fault.ALTERED, 3),
@@ -235,5 +251,8 @@ EDITS: list[tuple[Callable[[Edit], None], Fault, int | None]] = [
     (strip_the_last_seals, Fault.UNSIGNED, 4),
     (add_a_mark, Fault.UNSIGNED, None),
     (exchange_two_seals, Fault.ALTERED, 3),
+    (alter_digests, Fault.ALTERED, None),
+    (remove_digests, Fault.REMOVED, 3),
+    (add_digests, Fault.UNSIGNED, None),
 ]
 IDS = [edit.__name__ for edit, _, _ in EDITS]

@@ -9,12 +9,15 @@ from pathlib import Path
 import trio
 
 from ckptfs.daemon.addresses import Addresses
+from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.units import Units
+from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Disk
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.histories import Histories
@@ -66,6 +69,9 @@ class FilledStore:
             KEY.public,
         )
         self.prover = Prover(self.segments, self.histories, self.addresses, KEY)
+        self.digests = DigestLog(self.disk, self.index, self.histories)
+        limiter = worker_limiter()
+        self.files = FileQueries(self.disk, self.segments, self.addresses, self.digests, limiter)
         self._objects: list[tuple[ChunkId, bytes]] = []
         self._clock_s = 1_796_000_000
 

@@ -109,6 +109,7 @@ def world(filled_store: FilledStore) -> World:
         Publishing(filled_store),
         rolling_back,
         made_units.append,
+        filled_store.files,
         collect,
         scrub,
     )
@@ -122,6 +123,7 @@ def reading(path: str) -> list[AnyRequest]:
         messages.Verify(path=path),
         messages.Du(path=path),
         messages.Diff(path=path, other=path),
+        messages.Digest(path=path),
     ]
 
 

@@ -1,0 +1,231 @@
+"""Digests of whole files, made in the background: SHA-256, BLAKE3 and CRC-64/NVME of what versions hold.
+
+One rule: it is the last to get anything. One file at a time, of the newest version first; it rests while a
+version is being made or the disk is nearly full, and never takes more than a quarter of one core. (A thread
+of lower priority would not do: preempted while it holds the interpreter's lock, it would stop the mount.)
+
+Source: ARCHITECTURE.md, section 6; FORMAT.md, "Digests".
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from ckptfs.daemon.saved_files import Saved, walk
+from ckptfs.store.digest_log import DigestLog
+from ckptfs.store.digests import MOST_CONTENTS, FileDigests
+from ckptfs.store.errors import CkptfsError, Corrupt, NotFound, ReadOnly
+from ckptfs.store.histories import Histories
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.history_mirror import version_key, version_of
+from ckptfs.store.ids import RecipeId, TreeId, UnitId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.segments import Segments
+from ckptfs.store.sweep import listed
+from ckptfs.store.whole_files import WholeFiles
+
+log = logging.getLogger(__name__)
+LOOK_EVERY_S = 1.0
+_RETRY_S = 60.0
+_SHARE = 4
+_LEAST_PAUSE_S = 0.0005
+_SLICE_ROWS = 256
+_CONTENTS_AT_ONCE = 8192
+_MOST_SEEN = 1 << 16
+# A file that is nearly all hole takes minutes a TiB and tells nobody anything.
+_MOST_HOLE_BYTES = 64 << 30
+# What a death loses of work that is done.
+_BYTES_A_RECORD = 4 << 30
+_DONE = b"digested:"
+
+
+@dataclass(order=True, slots=True)
+class _Due:
+    """A version to go through; the newest is the least."""
+
+    order: int
+    unit: UnitId = field(compare=False)
+    number: int = field(compare=False)
+    size_bytes: int = field(compare=False)
+
+
+class Digesting:
+    """Goes through each version once. Belongs to the index thread, and only `run` changes its fields.
+
+    META `digested:` ‖ unit id says up to which version a unit was gone through.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        histories: Histories,
+        digests: DigestLog,
+        files: WholeFiles,
+        may_work: Callable[[], bool],
+    ) -> None:
+        """`may_work` says whether nothing more urgent goes on now."""
+        self._index = index
+        self._segments = segments
+        self._histories = histories
+        self._digests = digests
+        self._files = files
+        self._may_work = may_work
+        self._due: list[_Due] = []
+        self._known: dict[UnitId, int] = {}
+        self._seen: set[tuple[bytes, TreeId]] = set()
+        self._failed: set[RecipeId] = set()
+        self._closed: set[UnitId] = set()
+        self._state = (-1, -1)
+        self._current_bytes = 0
+        self._worked_at = 0.0
+
+    @property
+    def pending_bytes(self) -> int:
+        """At most how many bytes are still to be read; what several versions share counts for each."""
+        return max(0, self._current_bytes) + sum(due.size_bytes for due in self._due)
+
+    async def run(self) -> None:
+        """Make digests of whatever has none, for ever; cancelled at shutdown."""
+        while True:
+            try:
+                await self.catch_up()
+                await trio.sleep(LOOK_EVERY_S)
+            except (CkptfsError, OSError) as e:
+                log.warning("digests are made later: %s", e)
+                await trio.sleep(_RETRY_S)
+
+    async def catch_up(self) -> None:
+        """Go through all versions that are listed, the newest first; one that comes meanwhile goes before.
+
+        NoSpace or OSError: what is left is still due. Durable when: this returned.
+        """
+        while True:
+            await self._gather()
+            if not self._due:
+                break
+            due = heapq.heappop(self._due)
+            try:
+                await self._version(due)
+            except ReadOnly as e:
+                self._closed.add(due.unit)
+                log.error("no more digests of a unit: %s", e)
+            except BaseException:
+                heapq.heappush(self._due, due)
+                self._seen.clear()
+                raise
+            finally:
+                self._current_bytes = 0
+        self._note_done()
+
+    async def _gather(self) -> None:
+        """Take up the versions that were listed since the last look."""
+        if (state := listed(self._histories)) == self._state:
+            return
+        for unit in self._histories.units():
+            newest = unit.next_number - 1
+            known = self._known.setdefault(unit.unit, self._noted(unit.unit))
+            start: bytes | None = version_key(unit.unit, known + 1)
+            while newest > known and (rows := self._versions(unit.unit, start)):
+                for _, value in rows:
+                    record = version_of(value)
+                    due = _Due(-record.time_ns, unit.unit, record.number, record.logical_bytes)
+                    heapq.heappush(self._due, due)
+                    self._known[unit.unit] = record.number
+                start = rows[-1][0] + b"\0"
+                await trio.lowlevel.checkpoint()
+            self._known[unit.unit] = max(newest, known)
+        self._state = state
+
+    def _versions(self, unit: UnitId, start: bytes | None) -> list[tuple[bytes, bytes]]:
+        return self._index.scan(Table.VERSION, unit, start=start, limit=_SLICE_ROWS)
+
+    def _noted(self, unit: UnitId) -> int:
+        return int.from_bytes(self._index.get(Table.META, _DONE + unit) or b"", "big")
+
+    def _note_done(self) -> None:
+        """Nothing is due: the next start need not look at these versions again."""
+        change = Change()
+        for unit, number in self._known.items():
+            if number > self._noted(unit) and unit not in self._closed:
+                change.put(Table.META, _DONE + unit, number.to_bytes(8, "big"))
+        if change.operations:
+            self._index.apply(change)
+
+    async def _version(self, due: _Due) -> None:
+        record = self._histories.version(due.unit, due.number)
+        if record is None or due.unit in self._closed:
+            return
+        self._current_bytes = record.logical_bytes
+        if len(self._seen) > _MOST_SEEN:
+            self._seen.clear()
+        contents: dict[RecipeId, Saved] = {}
+        for step, saved in enumerate(walk(self._segments, Saved(b"", record.top), _pass_over, self._seen)):
+            recipe = saved.entry.recipe
+            if recipe is None or recipe in self._failed or recipe in contents or self._has(recipe):
+                self._current_bytes -= saved.entry.size
+            else:
+                contents[recipe] = saved
+            if len(contents) >= _CONTENTS_AT_ONCE:
+                await self._make(record, contents)
+                contents = {}
+            if step % _SLICE_ROWS == 0:
+                await trio.lowlevel.checkpoint()
+        # What is left by now was in directories that were walked for another version.
+        self._current_bytes = sum(saved.entry.size for saved in contents.values())
+        await self._make(record, contents)
+
+    def _has(self, recipe: RecipeId) -> bool:
+        return self._index.get(Table.DIGEST, recipe) is not None
+
+    async def _make(self, record: VersionRecord, contents: dict[RecipeId, Saved]) -> None:
+        made: dict[RecipeId, FileDigests] = {}
+        for recipe, saved in contents.items():
+            digests = await self._digest(record, recipe, saved)
+            self._current_bytes -= saved.entry.size
+            if digests is not None:
+                made[recipe] = digests
+            made_bytes = sum(one.size for one in made.values())
+            if len(made) >= MOST_CONTENTS or made_bytes >= _BYTES_A_RECORD:
+                self._digests.record(record.unit, made)
+                made = {}
+        self._digests.record(record.unit, made)
+
+    async def _digest(self, record: VersionRecord, recipe: RecipeId, saved: Saved) -> FileDigests | None:
+        try:
+            await self._rest(0)
+            if saved.entry.size > _MOST_HOLE_BYTES:
+                stored = self._segments.read_recipe(recipe)
+                if stored.size - stored.data_bytes() > _MOST_HOLE_BYTES:
+                    return None
+            return await self._files.digests(recipe, self._rest)
+        except NotFound:
+            return None
+        except Corrupt as e:
+            self._failed.add(recipe)
+            path = os.fsdecode(saved.path)
+            log.error("no digest of %s of %s in version %d: %s", path, self._name(record), record.number, e)
+            return None
+
+    async def _rest(self, _: int) -> None:
+        """Pause as long as it takes to have worked a quarter of the time, and until nothing is urgent."""
+        worked_s = time.monotonic() - self._worked_at
+        await trio.sleep(max(_LEAST_PAUSE_S, min(LOOK_EVERY_S, (_SHARE - 1) * worked_s)))
+        while not self._may_work():
+            await trio.sleep(LOOK_EVERY_S)
+        self._worked_at = time.monotonic()
+
+    def _name(self, record: VersionRecord) -> str:
+        unit = self._histories.unit(record.unit)
+        return unit.text if unit is not None else record.unit.hex()
+
+
+def _pass_over(path: bytes, tree: TreeId, error: Corrupt) -> None:
+    """A directory that cannot be read is for `verify` and `scrub` to name."""

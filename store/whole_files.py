@@ -1,0 +1,124 @@
+"""Hashing stored files as a whole, in worker threads; every chunk is checked on the way.
+
+One rule: a digest speaks for what was saved, so each chunk is read and hashed again, whatever is known of
+it; a chunk counts as corrupt only if the index still says that its bytes are where they were read.
+
+Source: FORMAT.md, "Digests".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import trio
+
+from ckptfs.store.digests import FileDigests, digests_of
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt, NotFound
+from ckptfs.store.hashing import WholeHash
+from ckptfs.store.ids import ChunkId, RecipeId, cid_text
+from ckptfs.store.recipe import Piece, Recipe
+from ckptfs.store.segment_files import Bad, SegmentFiles, place_of
+from ckptfs.store.segment_format import Location
+from ckptfs.store.segments import Segments
+
+_SLICE_BYTES = 16 << 20
+_SLICE_PIECES = 1024
+_TRIES = 3
+Rest = Callable[[int], Awaitable[None]]
+"""Awaited after each slice, with its bytes: the place for pacing and for progress."""
+
+
+class _Step(NamedTuple):
+    """The next bytes of a file: a whole chunk and where it lies, or `length` zeros."""
+
+    length: int
+    chunk: ChunkId | None
+    location: Location | None
+
+
+class WholeFiles:
+    """Hashes files of the store. Its tasks belong to the index thread."""
+
+    def __init__(self, disk: Disk, segments: Segments, limiter: trio.CapacityLimiter) -> None:
+        """`limiter` bounds the worker threads."""
+        self._disk = disk
+        self._segments = segments
+        self._limiter = limiter
+
+    async def digests(self, identity: RecipeId, rest: Rest) -> FileDigests:
+        """The digests of a content, about 1 GB/s. Corrupt if a chunk of it is wrong or missing (NotFound:
+        the whole content is gone)."""
+        if self._segments.locate(identity) is None:
+            raise NotFound("this content is not stored any more")
+        whole = WholeHash()
+        for pieces in _slices(self._segments.read_recipe(identity)):
+            await self._hash(whole, pieces)
+            await rest(sum(piece.length for piece in pieces))
+        return digests_of(whole)
+
+    async def _hash(self, whole: WholeHash, pieces: Sequence[Piece]) -> None:
+        """Feed one slice; a chunk that was moved meanwhile is looked for again."""
+        done, tries = 0, 0
+        while done < len(pieces):
+            steps = [self._step(piece) for piece in pieces[done:]]
+            taken, bad = await trio.to_thread.run_sync(
+                _hash_steps, self._disk, whole, steps, limiter=self._limiter, abandon_on_cancel=True
+            )
+            done, tries = done + taken, 0 if taken else tries + 1
+            if bad is not None and (self._segments.locate(bad.chunk) == bad.location or tries == _TRIES):
+                self._segments.note_bad(bad)
+                what = f"chunk {cid_text(bad.chunk)} does not match its bytes"
+                raise Corrupt(what, expected=bad.chunk, got=bad.got, place=place_of(bad.location))
+
+    def _step(self, piece: Piece) -> _Step:
+        if piece.chunk is None:
+            return _Step(piece.length, None, None)
+        location = self._segments.locate(piece.chunk)
+        if location is None:
+            raise Corrupt(f"chunk {cid_text(piece.chunk)} is not in the index", expected=piece.chunk)
+        if location.length != piece.length:
+            raise Corrupt("a recipe and its chunk differ in length", place=place_of(location))
+        return _Step(piece.length, piece.chunk, location)
+
+
+def _slices(recipe: Recipe) -> Iterator[list[Piece]]:
+    """The pieces of a file, some at a time; a large hole comes in parts."""
+    pieces: list[Piece] = []
+    length = 0
+    for piece in recipe.pieces():
+        for part in _parts(piece):
+            pieces.append(part)
+            length += part.length
+            if length >= _SLICE_BYTES or len(pieces) >= _SLICE_PIECES:
+                yield pieces
+                pieces, length = [], 0
+    if pieces:
+        yield pieces
+
+
+def _parts(piece: Piece) -> Iterator[Piece]:
+    if piece.chunk is not None:
+        yield piece
+        return
+    for start in range(0, piece.length, _SLICE_BYTES):
+        yield Piece(min(_SLICE_BYTES, piece.length - start), None)
+
+
+def _hash_steps(disk: Disk, whole: WholeHash, steps: Sequence[_Step]) -> tuple[int, Bad | None]:
+    """Feed steps; (how many were fed, the chunk behind them if that is wrong). Any thread may call."""
+    files = SegmentFiles(disk)
+    try:
+        for done, step in enumerate(steps):
+            if step.chunk is None or step.location is None:
+                whole.update_zeros(step.length)
+                continue
+            try:
+                payload = files.read_verified(step.chunk, step.location)
+            except Corrupt as e:
+                return done, Bad(step.chunk, step.location, None if e.got is None else ChunkId(e.got))
+            whole.update(payload)
+    finally:
+        files.close()
+    return len(steps), None
