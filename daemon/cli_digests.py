@@ -1,6 +1,7 @@
-"""Commands about whole files: digest.
+"""Commands about whole files: digest, seal, check-seal.
 
-One rule: as in cli_versions.py.
+One rule: as in cli_versions.py. `check-seal` needs neither a store nor a daemon, and ends with 1 when the
+file is not what was sealed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Annotated, cast
 
 import typer
 
-from ckptfs.daemon.cli_output import AsJson, StoreDir, one_line, print_json, progress_shown
+from ckptfs.daemon.cli_output import AsJson, Failed, StoreDir, one_line, print_json, progress_shown, say
+from ckptfs.daemon.cli_versions import VersionArgument
 
 MaybeVersion = Annotated[str, typer.Argument(metavar="PATH[@VERSION]")]
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
@@ -20,6 +22,8 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
     app.command()(digest)
+    app.command()(seal)
+    app.command("check-seal")(check_seal)
 
 
 def digest(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:
@@ -45,3 +49,55 @@ def sum_line(digits: str, path: str) -> str:
     """A line of `sha256sum`, in which a name with a backslash or a line's end is escaped."""
     escaped = path.translate(_ESCAPES)
     return f"{'' if escaped == path else chr(92)}{digits}  {escaped}"
+
+
+def seal(
+    path: VersionArgument,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write the 80 bytes to this new file.")
+    ] = None,
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign one file of a version: with the seal, anybody who has the file and the public key (`ckptfs keys
+    show`) can check it by `ckptfs check-seal`. Without --out the seal is printed in hex.
+
+    For the owner of the store.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+
+    with opened(path, store) as (source, inner), progress_shown("seal") as on_progress:
+        answer = cast("Mapping[str, object]", source.ask(messages.Seal(path=inner), on_progress))
+    if out is not None:
+        with open(out, "xb") as file:
+            file.write(bytes.fromhex(str(answer["seal"])))
+    if as_json:
+        print_json(answer)
+    elif out is None:
+        say(str(answer["seal"]))
+
+
+def check_seal(
+    file: Annotated[str, typer.Argument(metavar="FILE")],
+    sealed: Annotated[str, typer.Argument(metavar="SEAL", help="The seal: 80 bytes, or hex.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="F", help="A public key file. May be given more than once."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a file is what was sealed; ends with 1 if it is not. Needs no store and no daemon.
+
+    Without --key the public key in the usual place on this machine is taken.
+    """
+    from ckptfs.daemon.sealed_files import check_sealed
+
+    with progress_shown("check") as on_progress:
+        found = check_sealed(file, sealed, key or [], on_progress)
+    if as_json:
+        print_json({"file": file, "good": found.is_good, "said": found.said, "keys": list(found.keys)})
+    else:
+        say(f"{file}: {found.said}")
+    if not found.is_good:
+        raise Failed(1)

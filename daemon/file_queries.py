@@ -1,7 +1,8 @@
-"""What can be asked of whole files in a version: their digests.
+"""What can be asked of whole files in a version: their digests, and a seal.
 
 One rule: digests that were recorded are answered as they are; of a content without, they are made now,
-from chunks that are checked on the way. Nothing is changed.
+from chunks that are checked on the way. A seal goes by nothing that the signed history does not say.
+Nothing is changed.
 
 All of it belongs to the index thread.
 """
@@ -22,9 +23,13 @@ from ckptfs.daemon.verifying import Report
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.digests import FileDigests
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt, NotPermitted
+from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotPermitted, Unavailable
+from ckptfs.store.file_seal import seal_file
+from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 from ckptfs.store.whole_files import WholeFiles
@@ -49,10 +54,15 @@ class FileQueries:
         disk: Disk,
         segments: Segments,
         addresses: Addresses,
+        histories: Histories,
         digests: DigestLog,
+        keyring: Keyring,
         limiter: trio.CapacityLimiter,
     ) -> None:
         """`limiter` bounds the worker threads of all requests together."""
+        self._histories = histories
+        self._keyring = keyring
+        self._limiter = limiter
         self._segments = segments
         self._addresses = addresses
         self._digests = digests
@@ -64,6 +74,45 @@ class FileQueries:
         record = self._addresses.record(address)
         rows = await self.files(record, address, report, may_read)
         return {"number": record.number, "name": record.name, "files": [_row(one) for one in rows]}
+
+    async def seal(self, address: Address, report: Report) -> Json:
+        """The seal of one file of a version, which a key of ours must have signed.
+
+        InvalidRequest if the place is no regular file, Unavailable without a key to sign with, Conflict if
+        the history is not what was signed. Corrupt if the file cannot be read.
+        """
+        record = self._addresses.record(address)
+        key = self._keyring.signing
+        if key is None:
+            raise Unavailable("there is no key to seal with; see `key` in the configuration")
+        way = way_into(self._segments, record.top, address.inner)
+        if len(way) <= len(address.inner):
+            raise nothing_there(address.text)
+        recipe = way[-1].recipe
+        if recipe is None:
+            raise InvalidRequest(f"{address.text} is no regular file; name one file of a version")
+        digests = (await self._proven(record)).get(recipe)
+        if digests is None:
+            digests = await self._files.digests(recipe, _Progress(report, way[-1].size).add)
+        seal = seal_file(key, digests)
+        row = _row(DigestedFile(way[-1].name, digests))
+        facts: dict[str, Json] = {"number": record.number, "name": record.name}
+        return row | facts | {"key": key.public.fingerprint, "seal": seal.hex()}
+
+    async def _proven(self, record: VersionRecord) -> dict[RecipeId, FileDigests]:
+        """The digests that the signed history has, once it is sure that the version is in there."""
+        evidence = self._histories.evidence(record.unit)
+        trusted = self._keyring.trusted
+        found = await trio.to_thread.run_sync(prove, evidence, trusted, limiter=self._limiter)
+        signers = {one.number: one.key for one in found.versions}
+        wrong = next((one.message for one in found.findings if one.number == record.number), None)
+        if self._histories.version(record.unit, record.number) != record:
+            wrong = "the index has it in another version's place"
+        if wrong is None and signers.get(record.number) not in {key.fingerprint for key in trusted}:
+            wrong = f"version {record.number} is not signed with a key that is known here"
+        if wrong is not None:
+            raise Conflict(f"nothing of this version is sealed: {wrong} (see `ckptfs log --verify`)")
+        return found.sealed_digests
 
     async def files(
         self, record: VersionRecord, address: Address, report: Report, may_read: MayRead
@@ -120,7 +169,7 @@ class _Progress:
         await trio.lowlevel.checkpoint()
 
 
-def _row(one: DigestedFile) -> Json:
+def _row(one: DigestedFile) -> dict[str, Json]:
     digests = one.digests
     return {
         "path": os.fsdecode(one.path),

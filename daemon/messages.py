@@ -126,6 +126,10 @@ class Digest(Request, frozen=True, kw_only=True):
     """The digests of the whole files of a version."""
 
 
+class Seal(Request, frozen=True, kw_only=True):
+    """Sign what the file `path` of a version is."""
+
+
 class Scrub(Request, frozen=True, kw_only=True):
     """Check the whole store, and put right what can be."""
 
@@ -157,6 +161,7 @@ AnyRequest = (
     | Diff
     | Prove
     | Digest
+    | Seal
     | Scrub
     | Du
     | Gc

@@ -47,6 +47,7 @@ from ckptfs.store.disk import Space
 from ckptfs.store.errors import CkptfsError, NoSpace, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import Change, Index
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
@@ -72,7 +73,7 @@ def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -
     make_socket_folder(uid)
     socket = socket_path(path, uid)
     try:
-        with opened_store(store, path, socket, lambda: load_or_make_key(config.key)) as parts:
+        with opened_store(store, path, socket, lambda: Keyring(load_or_make_key(config.key))) as parts:
             trio.run(Mount(parts, path, socket, config).serve, as_json)
     except BaseExceptionGroup as group:
         error = lone_error(group)
@@ -239,7 +240,7 @@ class Mount:
             addresses,
             face.units.is_top,
             self._facts,
-            None if parts.key is None else parts.key.public,
+            parts.keyring,
         )
         rights = Rights(
             face.namespace,
@@ -254,13 +255,21 @@ class Mount:
         return Service(
             addresses,
             queries,
-            Prover(parts.segments, parts.histories, addresses, parts.key),
+            Prover(parts.segments, parts.histories, addresses, parts.keyring),
             rights,
             parts.histories,
             publishing,
             face.rollback,
             self._make_unit,
-            FileQueries(parts.disk, parts.segments, addresses, self._digests, worker_limiter()),
+            FileQueries(
+                parts.disk,
+                parts.segments,
+                addresses,
+                parts.histories,
+                self._digests,
+                parts.keyring,
+                worker_limiter(),
+            ),
             self._retainer.collect,
             self._scrubbing.now,
         )

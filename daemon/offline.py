@@ -31,6 +31,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import INDEX_PATH, Index
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.layout import Holder, StoreLock, open_store
 from ckptfs.store.rebuild import rebuild
 from ckptfs.store.segments import Segments
@@ -50,6 +51,7 @@ class OfflineStore:
         self._histories = Histories(disk, self._index, read_only=True)
         self._segments = Segments(disk, self._index)
         self._addresses = Addresses(self._namespace, self._histories, self._top_of)
+        keyring = Keyring(public=known_public_key())
         self._queries = Queries(
             disk,
             self._namespace,
@@ -58,12 +60,14 @@ class OfflineStore:
             self._addresses,
             self._is_top,
             self._facts,
-            known_public_key(),
+            keyring,
         )
         # The private key is the daemon's; a proof from here has no statement.
-        self._prover = Prover(self._segments, self._histories, self._addresses, None)
+        self._prover = Prover(self._segments, self._histories, self._addresses, keyring)
         digests = DigestLog(disk, self._index, self._histories)
-        self._files = FileQueries(disk, self._segments, self._addresses, digests, worker_limiter())
+        self._files = FileQueries(
+            disk, self._segments, self._addresses, self._histories, digests, keyring, worker_limiter()
+        )
 
     def __enter__(self) -> OfflineStore:
         return self

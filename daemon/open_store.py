@@ -20,10 +20,10 @@ from ckptfs.store.errors import NoSpace
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.layout import SEALS, Holder, StoreLock, add_ro_compat, open_store
 from ckptfs.store.recovery import recover
 from ckptfs.store.segments import Segments
-from ckptfs.store.signing import SigningKey
 from ckptfs.store.staging import Staging
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class OpenStore:
     """The parts of an open store. All but the disk belong to the thread that opened it.
 
-    `key` is the one that versions are signed with, None: they are not.
+    `keyring` has the key that versions are signed with, if they are.
     """
 
     disk: Disk
@@ -45,31 +45,31 @@ class OpenStore:
     segments: Segments
     ingest: Ingest
     histories: Histories
-    key: SigningKey | None
+    keyring: Keyring
 
 
 @contextmanager
 def opened_store(
-    path: str, mountpoint: str, socket: str, load_key: Callable[[], SigningKey | None]
+    path: str, mountpoint: str, socket: str, load_keys: Callable[[], Keyring]
 ) -> Iterator[OpenStore]:
     """The store at `path` (made if it is not there) for as long as the block runs.
 
-    `load_key` gives the key for versions once it is sure that this process has the store. Conflict if
-    another process holds it; otherwise as open_store, load_key, Index and recover raise.
+    `load_keys` gives the keys for versions once it is sure that this process has the store. Conflict if
+    another process holds it; otherwise as open_store, load_keys, Index and recover raise.
     Durable when: the block has ended.
     """
     disk = open_store(path, create=True)
     with ExitStack() as stack:
         lock = StoreLock(disk, Holder(os.getpid(), mountpoint, socket))
         stack.callback(lock.release)
-        key = load_key()
-        if key is not None:
+        keyring = load_keys()
+        if keyring.signing is not None:
             add_ro_compat(disk, SEALS)
         index = Index(disk, boot_id=boot_id())
         stack.callback(_close_index, index)
         for found in index.problems:
             log.error("the index was damaged: %s", found)
-        histories = Histories(disk, index, key=key)
+        histories = Histories(disk, index, key=keyring.signing)
         for problem in histories.problems:
             log.error("a history is damaged: %s", problem)
         segments = Segments(disk, index)
@@ -78,7 +78,7 @@ def opened_store(
         report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
         log.info("recovery: %s", report)
         ingest = Ingest(disk, index, segments, staging)
-        yield OpenStore(disk, index, staging, segments, ingest, histories, key)
+        yield OpenStore(disk, index, staging, segments, ingest, histories, keyring)
 
 
 def _close_index(index: Index) -> None:

@@ -27,12 +27,13 @@ from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_proof import Evidence
 from ckptfs.store.history_scan import scan_history
 from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.proof import Proof, decode_proof, encode_proof, make_statement, proof_json
 from ckptfs.store.proof_check import check_proof
 from ckptfs.store.proof_making import batch_of_version, proven_file, proven_pieces
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
-from ckptfs.store.signing import PublicKey, SigningKey
+from ckptfs.store.signing import PublicKey
 from ckptfs.store.tree import Entry
 
 _MOST_NAMES = 10_000
@@ -54,15 +55,15 @@ class _Material:
 
 
 class Prover:
-    """Makes proofs. Belongs to the index thread; `key` signs what no root binds, None: nobody does."""
+    """Makes proofs. Belongs to the index thread; the key in use, if any, signs what no root binds."""
 
     def __init__(
-        self, segments: Segments, histories: Histories, addresses: Addresses, key: SigningKey | None
+        self, segments: Segments, histories: Histories, addresses: Addresses, keyring: Keyring
     ) -> None:
         self._segments = segments
         self._histories = histories
         self._addresses = addresses
-        self._key = key
+        self._keyring = keyring
         # A proof of a large file takes some 150 MB while it is made, so there is one at a time.
         self._turn = trio.CapacityLimiter(1)
 
@@ -146,8 +147,9 @@ class Prover:
             tensor=tensor,
             statement=None,
         )
-        if self._key is not None and proof.batch.seal is not None:
-            proof = replace(proof, statement=make_statement(self._key, proof, material.name))
+        key = self._keyring.signing
+        if key is not None and proof.batch.seal is not None:
+            proof = replace(proof, statement=make_statement(key, proof, material.name))
         made = proof_json(proof)
         again = decode_proof(encode_proof(made))
         assert again == proof, "a proof does not decode to itself"

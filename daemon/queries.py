@@ -32,6 +32,7 @@ from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import Fault, Finding, HistoryReport
 from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import CidCodec, cid_text
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.seal import Head, head_of
 from ckptfs.store.segments import Segments
 from ckptfs.store.signing import PublicKey
@@ -65,9 +66,8 @@ class Queries:
         addresses: Addresses,
         is_unit_top: Callable[[int], bool],
         facts: Callable[[], Awaitable[Facts]],
-        key: PublicKey | None = None,
+        keyring: Keyring,
     ) -> None:
-        """`key` is the one that versions are signed with, as far as it is known here."""
         self._disk = disk
         self._namespace = namespace
         self._segments = segments
@@ -75,7 +75,7 @@ class Queries:
         self._addresses = addresses
         self._is_unit_top = is_unit_top
         self._facts = facts
-        self._key = key
+        self._keyring = keyring
         self._limiter = worker_limiter()
 
     def log(self, address: Address) -> Json:
@@ -108,7 +108,7 @@ class Queries:
             "ingest_pending_bytes": facts.ingest_pending_bytes,
             "digest_pending_bytes": facts.digest_pending_bytes,
             "scrub": facts.scrub,
-            "key": None if self._key is None else self._key.fingerprint,
+            "key": None if (key := self._keyring.public) is None else key.fingerprint,
         }
 
     def heads(self, units: Iterable[Unit]) -> Json:
@@ -117,11 +117,12 @@ class Queries:
 
     def key(self) -> Json:
         """The public key; NotFound if none is known."""
-        if self._key is None:
+        key = self._keyring.public
+        if key is None:
             raise NotFound(
                 "no signing key is known here; versions are not signed, or their key lies elsewhere"
             )
-        return {"fingerprint": self._key.fingerprint, "public": self._key.pem()}
+        return {"fingerprint": key.fingerprint, "public": key.pem()}
 
     async def prove(self, address: Address, keys: Sequence[str], expect: str | None) -> Json:
         """Check a unit's history: every record, seal and link, and what the index makes of them.
@@ -131,7 +132,7 @@ class Queries:
         if address.version is not None:
             raise InvalidRequest(f"a history is verified as a whole; leave out @{address.version}")
         expected = None if expect is None else head_of(expect)
-        known = [_public_key(text) for text in keys] or ([] if self._key is None else [self._key])
+        known = [_public_key(text) for text in keys] or self._keyring.trusted
         (unit,) = units_of(address)
         evidence = self._histories.evidence(unit.unit)
         report = await trio.to_thread.run_sync(prove, evidence, known, expected, limiter=self._limiter)

@@ -8,7 +8,7 @@ Source: FORMAT.md, "Seals".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -16,16 +16,8 @@ from ckptfs.store.digests import FileDigests, decode_digests_record
 from ckptfs.store.errors import Corrupt, InvalidRequest
 from ckptfs.store.frames import OVERHEAD_BYTES, Frame
 from ckptfs.store.hashing import sha3
-from ckptfs.store.history import (
-    GENESIS,
-    MarkRecord,
-    RecordKind,
-    UnitRecord,
-    VersionRecord,
-    decode_mark,
-    decode_unit,
-    decode_version,
-)
+from ckptfs.store.history import GENESIS, RecordKind, VersionRecord, decode_unit
+from ckptfs.store.history_labels import described, span
 from ckptfs.store.history_scan import HistoryScan
 from ckptfs.store.ids import RecipeId, UnitId
 from ckptfs.store.seal import Head, SealRecord, chained, chained_all, decode_seal
@@ -67,13 +59,15 @@ class CheckedVersion:
 @dataclass(slots=True)
 class HistoryReport:
     """What a check has found. `head` is what to keep elsewhere; `keys` are the fingerprints in the seals;
-    `digests` what the history says of whole files (believe it where there is no finding)."""
+    `digests` is what the history says of whole files, `sealed_digests` the part of it that a good seal by an
+    accepted key speaks for."""
 
     head: Head
     versions: list[CheckedVersion] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
+    sealed_digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +150,7 @@ class _Walk:
             self.find(Fault.DAMAGED, None, lost)
             self._at, self._is_cut = end, True
         elif frame.sequence != self._sequence + 1:
-            lost = _span("record", self._sequence + 1, frame.sequence - 1)
+            lost = span("record", self._sequence + 1, frame.sequence - 1)
             self.find(Fault.REMOVED, None, f"{lost} of the history is missing")
         self._at += OVERHEAD_BYTES + len(frame.payload)
         self._sequence = frame.sequence
@@ -184,7 +178,7 @@ class _Walk:
     def _record(self, frame: Frame) -> None:
         label, version = f"record {frame.sequence}", None
         try:
-            label, version = _described(frame)
+            label, version = described(frame)
         except (Corrupt, ValueError) as e:
             self.find(Fault.ALTERED, None, f"record {frame.sequence} of the history is none: {e}")
         if version is not None and version.unit != self._unit:
@@ -217,7 +211,7 @@ class _Walk:
         numbers = [link.number for link in run if link.number is not None]
         if numbers:
             verb = "is" if len(numbers) == 1 else "are"
-            message = f"{_span('version', numbers[0], numbers[-1])} {verb} not signed"
+            message = f"{span('version', numbers[0], numbers[-1])} {verb} not signed"
         else:
             message = f"{', '.join(link.label for link in run[:3])}{' …' if len(run) > 3 else ''}: not signed"
         self.find(Fault.UNSIGNED, numbers[0] if numbers else None, message)
@@ -255,6 +249,8 @@ class _Walk:
         for link in covered:
             self._place(link, seal if is_good else None, breaks=breaks and link is covered[-1])
             self._list(link, fingerprint)
+        if is_good and seal.key in self._accepted:
+            self._report.sealed_digests.update(digests_in(link.frame for link in covered))
         if is_signed:
             self._chain = seal.head
         if is_good:
@@ -325,7 +321,7 @@ class _Walk:
             if breaks and is_known:
                 self.find(Fault.REORDERED, number, f"{link.label} stands in front of what it continues")
             else:
-                missing = _span("version", newest + 1, number - 1)
+                missing = span("version", newest + 1, number - 1)
                 self.find(Fault.REMOVED, newest + 1, f"{missing} is missing in front of {link.label}")
         elif version.before != self._newest_link and not self._excused and not (breaks and is_known):
             what = f"{link.label} continues another version {newest} than the one in front of it"
@@ -355,6 +351,18 @@ class _Walk:
         )
 
 
+def digests_in(frames: Iterable[Frame]) -> dict[RecipeId, FileDigests]:
+    """What DIGESTS records say; one that cannot be decoded is a finding of its own."""
+    said: dict[RecipeId, FileDigests] = {}
+    for frame in frames:
+        if frame.kind == RecordKind.DIGESTS:
+            try:
+                said.update(decode_digests_record(frame.payload).contents)
+            except Corrupt:
+                continue
+    return said
+
+
 def _heads_in(frames: Sequence[Frame]) -> set[bytes]:
     heads = {GENESIS}
     for frame in frames:
@@ -364,37 +372,3 @@ def _heads_in(frames: Sequence[Frame]) -> set[bytes]:
             except Corrupt:
                 pass
     return heads
-
-
-def _described(frame: Frame) -> tuple[str, VersionRecord | None]:
-    """What people call a record; Corrupt or ValueError if it is none."""
-    kind = RecordKind(frame.kind)
-    match kind:
-        case RecordKind.VERSION:
-            version = decode_version(frame.payload)
-            return f"version {version.number}", version
-        case RecordKind.UNIT | RecordKind.RENAME:
-            return _name_label(decode_unit(frame.payload)), None
-        case RecordKind.DIGESTS:
-            return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents", None
-        case _:
-            return _mark_label(kind, decode_mark(frame.payload)), None
-
-
-def _name_label(record: UnitRecord) -> str:
-    return f"the name {record.name.decode('utf-8', 'backslashreplace')!r}"
-
-
-def _mark_label(kind: RecordKind, mark: MarkRecord) -> str:
-    words = {
-        RecordKind.TAG: f"the tag {mark.name!r} of",
-        RecordKind.UNTAG: f"the end of the tag {mark.name!r} of",
-        RecordKind.PIN: "the pin of",
-        RecordKind.UNPIN: "the end of the pin of",
-        RecordKind.FORGET: "the forgetting of",
-    }
-    return f"{words[kind]} version {mark.number}"
-
-
-def _span(noun: str, first: int, last: int) -> str:
-    return f"{noun} {first}" if first >= last else f"{noun}s {first} to {last}"

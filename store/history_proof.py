@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfs.store.digests import FileDigests, decode_digests_record
 from ckptfs.store.errors import Corrupt
-from ckptfs.store.history import RecordKind
-from ckptfs.store.history_check import Fault, Finding, HistoryReport, check_history
+from ckptfs.store.history_check import Fault, Finding, HistoryReport, check_history, digests_in
 from ckptfs.store.history_mirror import Mirror, version_of
 from ckptfs.store.history_scan import HistoryScan, scan_history, whole_batches
-from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId, UnitId
+from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.seal import Head
 from ckptfs.store.signing import PublicKey
@@ -44,7 +42,7 @@ def prove(evidence: Evidence, keys: Sequence[PublicKey], expected: Head | None =
         scan = whole_batches(scan)
     report = check_history(evidence.unit_id, scan, keys, expected)
     report.findings += differences(evidence, scan)
-    report.digests = digests_in(scan)
+    report.digests = digests_in(scan.frames)
     return report
 
 
@@ -69,18 +67,6 @@ def differences(evidence: Evidence, scan: HistoryScan) -> Iterator[Finding]:
     if unit.chain and unit.chain != said.chain:
         yield Finding(Fault.INDEX, None, "the index has another chain value than the history")
     yield from _row_differences(_rows_of(change), evidence.rows)
-
-
-def digests_in(scan: HistoryScan) -> dict[RecipeId, FileDigests]:
-    """What the DIGESTS records of a history say; what cannot be decoded is a finding of its own."""
-    said: dict[RecipeId, FileDigests] = {}
-    for frame in scan.frames:
-        if frame.kind == RecordKind.DIGESTS:
-            try:
-                said.update(decode_digests_record(frame.payload).contents)
-            except Corrupt:
-                continue
-    return said
 
 
 def _rows_of(change: Change) -> _Rows:

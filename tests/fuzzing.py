@@ -27,6 +27,7 @@ from ckptfs.daemon.messages import Log, Publish, decode_reply, decode_request, e
 from ckptfs.store.dagcbor import decode_array_head, decode_node, decode_run
 from ckptfs.store.digests import decode_digests, decode_digests_record
 from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
+from ckptfs.store.file_seal import decode_file_seal
 from ckptfs.store.formats import parse, probe_format
 from ckptfs.store.formats.bounded_json import TooLarge, parse_members
 from ckptfs.store.formats.dcp_metadata import read_shards
@@ -164,6 +165,7 @@ def decoders() -> dict[str, Decoder]:
             decode_seal,
             (make_seal(SigningKey(bytes(32)), UnitId(b"u" * 16), bytes(32), 1, bytes(32)).encode(),),
         ),
+        "file seal": Decoder(decode_file_seal, (bytes(80), b"ab" * 80 + b"\n"), refused),
         "head": Decoder(_text(head_of), (b"3:" + b"5e" * 32, b"5e" * 32), refused),
         "signing key": Decoder(_text(signing_key_of), (SigningKey(bytes(32)).pem().encode(),), refused),
         "public key": Decoder(_text(public_key_of), (SigningKey(bytes(32)).public.pem().encode(),), refused),

@@ -19,6 +19,7 @@ from ckptfs.fusefs.recording import Request
 from ckptfs.store.disk import Disk, Space
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.signing import SigningKey
 
 KEY = SigningKey(b"k" * 32)
@@ -119,5 +120,5 @@ class SmallFace:
 @contextmanager
 def small_face(store: Path) -> Iterator[SmallFace]:
     """The face of the store at a path, made if it is not there."""
-    with opened_store(str(store), "/mnt", "/socket", lambda: KEY) as parts:
+    with opened_store(str(store), "/mnt", "/socket", lambda: Keyring(KEY)) as parts:
         yield SmallFace(parts)

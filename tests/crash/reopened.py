@@ -24,6 +24,7 @@ from ckptfs.store.disk import Disk, Space
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import TreeId
 from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.segments import Segments
 from ckptfs.store.signing import SigningKey
 
@@ -51,7 +52,7 @@ def opened(root: str, boot: str) -> Iterator[OpenStore]:
     """The store at `root`, in the run of a machine that is called `boot`."""
     with (
         mock.patch.object(opening, "boot_id", lambda: boot),
-        opened_store(root, "/mnt", "", lambda: _KEY) as parts,
+        opened_store(root, "/mnt", "", lambda: Keyring(_KEY)) as parts,
     ):
         yield parts
 

@@ -26,6 +26,7 @@ from ckptfs.store.ids import ChunkId, TreeId, UnitId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.inode import ROOT_INO, Content, Inode, encode_inode
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.layout import open_store
 from ckptfs.store.merkle import file_root, version_root
 from ckptfs.store.recipe import Piece, Recipe
@@ -58,6 +59,7 @@ class FilledStore:
         self.drafts = Drafts(self.namespace, staging, lambda: 7)
         self.units = Units(self.namespace, ())
         self.addresses = Addresses(self.namespace, self.histories, self.units.top_of)
+        keyring = Keyring(KEY)
         self.queries = Queries(
             self.disk,
             self.namespace,
@@ -66,12 +68,14 @@ class FilledStore:
             self.addresses,
             self.units.is_top,
             self._facts,
-            KEY.public,
+            keyring,
         )
-        self.prover = Prover(self.segments, self.histories, self.addresses, KEY)
+        self.prover = Prover(self.segments, self.histories, self.addresses, keyring)
         self.digests = DigestLog(self.disk, self.index, self.histories)
         limiter = worker_limiter()
-        self.files = FileQueries(self.disk, self.segments, self.addresses, self.digests, limiter)
+        self.files = FileQueries(
+            self.disk, self.segments, self.addresses, self.histories, self.digests, keyring, limiter
+        )
         self._objects: list[tuple[ChunkId, bytes]] = []
         self._clock_s = 1_796_000_000
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import trio
-from filled_store import KEY, FilledStore
+from filled_store import KEY, FilledStore, answered
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
@@ -259,6 +259,8 @@ def test_the_rest_is_the_owners(world: World) -> None:
         messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc(), messages.Scrub(),
     ):  # fmt: skip
         assert world.refused(MINE, request) is NotPermitted
+    assert world.refused(MINE, messages.Seal(path="/open/x@1")) is NotPermitted
+    assert answered(world.ask(OWNER, messages.Seal(path="/open/x@1")))["path"] == "x"
     assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES, "dry_run": False}
     assert world.ask(OWNER, messages.Scrub()) == {"corrupt": []}
     world.ask(ROOT, messages.Forget(path="/open@1"))

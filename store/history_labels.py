@@ -1,0 +1,53 @@
+"""What people call the records of a history. Pure.
+
+One rule: a record of which there is no name is none, and says so by Corrupt or ValueError.
+"""
+
+from __future__ import annotations
+
+from ckptfs.store.digests import decode_digests_record
+from ckptfs.store.frames import Frame
+from ckptfs.store.history import (
+    MarkRecord,
+    RecordKind,
+    UnitRecord,
+    VersionRecord,
+    decode_mark,
+    decode_unit,
+    decode_version,
+)
+
+
+def described(frame: Frame) -> tuple[str, VersionRecord | None]:
+    """What people call a record; Corrupt or ValueError if it is none."""
+    kind = RecordKind(frame.kind)
+    match kind:
+        case RecordKind.VERSION:
+            version = decode_version(frame.payload)
+            return f"version {version.number}", version
+        case RecordKind.UNIT | RecordKind.RENAME:
+            return _name_label(decode_unit(frame.payload)), None
+        case RecordKind.DIGESTS:
+            return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents", None
+        case _:
+            return _mark_label(kind, decode_mark(frame.payload)), None
+
+
+def _name_label(record: UnitRecord) -> str:
+    return f"the name {record.name.decode('utf-8', 'backslashreplace')!r}"
+
+
+def _mark_label(kind: RecordKind, mark: MarkRecord) -> str:
+    words = {
+        RecordKind.TAG: f"the tag {mark.name!r} of",
+        RecordKind.UNTAG: f"the end of the tag {mark.name!r} of",
+        RecordKind.PIN: "the pin of",
+        RecordKind.UNPIN: "the end of the pin of",
+        RecordKind.FORGET: "the forgetting of",
+    }
+    return f"{words[kind]} version {mark.number}"
+
+
+def span(noun: str, first: int, last: int) -> str:
+    """ "version 3", or "versions 3 to 5"."""
+    return f"{noun} {first}" if first >= last else f"{noun}s {first} to {last}"
