@@ -23,6 +23,8 @@ def register(app: typer.Typer) -> None:
     keys = typer.Typer(help="The key that versions are signed with.", rich_markup_mode=None)
     keys.command("show")(show)
     keys.command("fingerprint")(fingerprint)
+    keys.command("list")(list_keys)
+    keys.command("rotate")(rotate)
     app.add_typer(keys, name="keys")
 
 
@@ -52,6 +54,58 @@ def fingerprint(path: MaybePath = None, store: StoreDir = None, as_json: AsJson 
     """Print the fingerprint of the public key."""
     answer = _key(path, store)
     print_json(answer) if as_json else say(str(answer["fingerprint"]))
+
+
+def list_keys(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = False) -> None:
+    """List the fingerprints of the key in use and of those before it, still trusted for what they signed."""
+    answer = _key(path, store)
+    if as_json:
+        print_json(answer)
+        return
+    retired = cast("Sequence[Mapping[str, object]]", answer["retired"])
+    rows = [(str(one["fingerprint"]), "retired") for one in retired]
+    show_table(("key", "state"), [*rows, (str(answer["fingerprint"]), "in use")])
+
+
+def rotate(
+    path: MaybePath = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="F", help="Rotate the key in this file, which no running mount uses."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign with a new key from now on. The old one signs that, so who knows it follows; then it is destroyed.
+
+    For the owner of the store. Without a mount, the key in the usual place of this machine.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened, the_only_mount
+    from ckptfs.store.errors import NotFound
+
+    if path is None and key is None:
+        try:
+            path = the_only_mount()
+        except NotFound:
+            pass
+    if path is not None and key is None:
+        with opened(path, None) as (source, inner):
+            answer = cast("Mapping[str, object]", source.ask(messages.RotateKey(path=inner)))
+    else:
+        answer = _rotated_here(key)
+    print_json(answer) if as_json else say(f"new key: {answer['fingerprint']}; `ckptfs keys show` prints it")
+
+
+def _rotated_here(key: str | None) -> Mapping[str, object]:
+    """Rotate a key that no daemon uses."""
+    import os
+    import time
+
+    from ckptfs.daemon.key_rotation import rotate_key
+    from ckptfs.daemon.keys import default_key_path
+
+    public = rotate_key(os.path.abspath(key or default_key_path()), time.time_ns()).public
+    return {"fingerprint": public.fingerprint, "public": public.pem()}
 
 
 def _key(path: str | None, store: str | None) -> Mapping[str, object]:

@@ -108,7 +108,7 @@ class FileQueries:
         wrong = next((one.message for one in found.findings if one.number == record.number), None)
         if self._histories.version(record.unit, record.number) != record:
             wrong = "the index has it in another version's place"
-        if wrong is None and signers.get(record.number) not in {key.fingerprint for key in trusted}:
+        if wrong is None and signers.get(record.number) not in found.accepted:
             wrong = f"version {record.number} is not signed with a key that is known here"
         if wrong is not None:
             raise Conflict(f"nothing of this version is sealed: {wrong} (see `ckptfs log --verify`)")

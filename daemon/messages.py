@@ -64,6 +64,10 @@ class Keys(Request, frozen=True, kw_only=True):
     """The public half of the key that versions are signed with."""
 
 
+class RotateKey(Request, frozen=True, kw_only=True):
+    """Sign with a new key from now on; the answer is that of `Keys`."""
+
+
 class Publish(Request, frozen=True, kw_only=True):
     """Make a version now, with a tag and a step if they are given."""
 
@@ -149,6 +153,7 @@ AnyRequest = (
     | Log
     | Head
     | Keys
+    | RotateKey
     | Publish
     | Tag
     | Untag

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.file_queries import FileQueries
-from ckptfs.daemon.keys import load_or_make_key
+from ckptfs.daemon.key_rotation import read_rotations, rotate_key
+from ckptfs.daemon.keys import key_path, load_keyring
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, keep_running
 from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
@@ -44,10 +46,9 @@ from ckptfs.fusefs.recording import Request
 from ckptfs.fusefs.session import Session
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
-from ckptfs.store.errors import CkptfsError, NoSpace, Unavailable
+from ckptfs.store.errors import CkptfsError, InvalidRequest, NoSpace, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import Change, Index
-from ckptfs.store.keyring import Keyring
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
@@ -73,7 +74,7 @@ def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -
     make_socket_folder(uid)
     socket = socket_path(path, uid)
     try:
-        with opened_store(store, path, socket, lambda: Keyring(load_or_make_key(config.key))) as parts:
+        with opened_store(store, path, socket, lambda: load_keyring(config.key)) as parts:
             trio.run(Mount(parts, path, socket, config).serve, as_json)
     except BaseExceptionGroup as group:
         error = lone_error(group)
@@ -272,12 +273,26 @@ class Mount:
             ),
             self._retainer.collect,
             self._scrubbing.now,
+            self._rotate_key,
         )
 
     def _make_unit(self, directory: int) -> None:
         change = Change()
         self.face.units.name_unit(directory, change)
         self._parts.index.apply(change, sync=True)
+
+    async def _rotate_key(self) -> None:
+        """`ckptfs keys rotate`. Durable when: this returned; a crash in between leaves either key."""
+        path, parts = key_path(self._config.key), self._parts
+        if path is None:
+            raise InvalidRequest(
+                'versions are not signed here (`key = "none"`), so there is no key to rotate'
+            )
+        key = await trio.to_thread.run_sync(rotate_key, path, time.time_ns())
+        parts.keyring.rotations, parts.keyring.signing = read_rotations(path), key
+        for unit in parts.histories.units():
+            parts.histories.record_rotation(unit.unit)
+            await trio.lowlevel.checkpoint()
 
     async def _facts(self) -> Facts:
         return Facts(

@@ -18,7 +18,7 @@ import trio
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.file_queries import FileQueries
-from ckptfs.daemon.keys import known_public_key
+from ckptfs.daemon.keys import known_keyring
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.open_store import boot_id
 from ckptfs.daemon.proving import Prover
@@ -31,7 +31,6 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import INDEX_PATH, Index
-from ckptfs.store.keyring import Keyring
 from ckptfs.store.layout import Holder, StoreLock, open_store
 from ckptfs.store.rebuild import rebuild
 from ckptfs.store.segments import Segments
@@ -51,7 +50,7 @@ class OfflineStore:
         self._histories = Histories(disk, self._index, read_only=True)
         self._segments = Segments(disk, self._index)
         self._addresses = Addresses(self._namespace, self._histories, self._top_of)
-        keyring = Keyring(public=known_public_key())
+        keyring = known_keyring()
         self._queries = Queries(
             disk,
             self._namespace,

@@ -69,9 +69,11 @@ def opened_store(
         stack.callback(_close_index, index)
         for found in index.problems:
             log.error("the index was damaged: %s", found)
-        histories = Histories(disk, index, key=keyring.signing)
+        histories = Histories(disk, index, key=keyring)
         for problem in histories.problems:
             log.error("a history is damaged: %s", problem)
+        for unit in histories.units() if keyring.rotations else ():
+            histories.record_rotation(unit.unit)
         segments = Segments(disk, index)
         stack.callback(segments.close)
         staging = Staging(disk, _first_staging_number(index))

@@ -122,7 +122,10 @@ class Queries:
             raise NotFound(
                 "no signing key is known here; versions are not signed, or their key lies elsewhere"
             )
-        return {"fingerprint": key.fingerprint, "public": key.pem()}
+        retired: list[Json] = [
+            {"fingerprint": one.fingerprint, "public": one.pem()} for one in self._keyring.retired
+        ]
+        return {"fingerprint": key.fingerprint, "public": key.pem(), "retired": retired}
 
     async def prove(self, address: Address, keys: Sequence[str], expect: str | None) -> Json:
         """Check a unit's history: every record, seal and link, and what the index makes of them.
@@ -135,7 +138,11 @@ class Queries:
         known = [_public_key(text) for text in keys] or self._keyring.trusted
         (unit,) = units_of(address)
         evidence = self._histories.evidence(unit.unit)
-        report = await trio.to_thread.run_sync(prove, evidence, known, expected, limiter=self._limiter)
+        # A key that was rotated without a daemon is in no history yet.
+        retired = self._keyring.retired if self._keyring.signing is not None and not keys else ()
+        report = await trio.to_thread.run_sync(
+            prove, evidence, known, expected, retired, limiter=self._limiter
+        )
         await self._compare_digests(report)
         return {
             "unit": os.fsdecode(unit.name),

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ckptfs.daemon.keys import known_public_key, read_public_key
+from ckptfs.daemon.keys import known_keyring, read_public_key
 from ckptfs.daemon.messages import Progress
 from ckptfs.store.digests import FileDigests, digests_of
 from ckptfs.store.errors import InvalidRequest, NotFound
@@ -53,10 +53,10 @@ def check_sealed(file: str, seal: str, key_files: Sequence[str], on_progress: Re
 def _keys(files: Sequence[str]) -> list[PublicKey]:
     if files:
         return [read_public_key(file) for file in files]
-    known = known_public_key()
-    if known is None:
+    known = known_keyring().trusted
+    if not known:
         raise NotFound("no public key is known here; name one with --key (`ckptfs keys show` prints it)")
-    return [known]
+    return known
 
 
 def _digests_of_file(path: str, on_progress: Report | None) -> FileDigests:

@@ -66,9 +66,10 @@ class Service:
         files: FileQueries,
         collect: Callable[[bool], Awaitable[Json]],
         scrub: Callable[[Report], Awaitable[Json]],
+        rotate_key: Callable[[], Awaitable[None]],
     ) -> None:
         """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
-        `scrub(report)` that to `scrub`."""
+        `scrub(report)` that to `scrub`; `rotate_key()` has all that follows signed with a new key."""
         self._addresses = addresses
         self._queries = queries
         self._prover = prover
@@ -80,13 +81,14 @@ class Service:
         self._files = files
         self._collect = collect
         self._scrub = scrub
+        self._rotate_key = rotate_key
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
         """The result of a request by `peer`; a CkptfsError says why there is none."""
         caller = peer.caller
         if isinstance(request, messages.Status):
             return await self._queries.status(self._visible_units(caller))
-        if isinstance(request, messages.Gc | messages.Keys | messages.Scrub):
+        if isinstance(request, messages.Gc | messages.Keys | messages.RotateKey | messages.Scrub):
             self._rights.require_owner(caller)
             return await self._for_owner(request, report)
         if isinstance(request, messages.Head) and request.path == "/":
@@ -133,12 +135,16 @@ class Service:
                 result = self._mark(caller, address, request)
         return result
 
-    async def _for_owner(self, request: messages.Gc | messages.Keys | messages.Scrub, report: Report) -> Json:
+    async def _for_owner(
+        self, request: messages.Gc | messages.Keys | messages.RotateKey | messages.Scrub, report: Report
+    ) -> Json:
         match request:
             case messages.Gc():
                 return await self._collect(request.dry_run)
             case messages.Scrub():
                 return await self._scrub(report)
+            case messages.RotateKey():
+                await self._rotate_key()
         return self._queries.key()
 
     def _visible_units(self, caller: Caller) -> list[Unit]:

@@ -34,15 +34,13 @@ from ckptfs.store.history_scan import scan_history, whole_batches
 from ckptfs.store.history_writer import HistoryWriter
 from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId, UnitId
 from ckptfs.store.index import Change, Index, Table
-from ckptfs.store.seal import SEAL_FRAME_BYTES, last_key
+from ckptfs.store.keyring import Keyring
+from ckptfs.store.layout import ROTATIONS, add_ro_compat
 from ckptfs.store.signing import PublicKey, SigningKey
 from ckptfs.store.units import Unit, UnitHints, encode_unit, shown_names, unit_of
 from ckptfs.store.version_names import check_tag
 
 __all__ = ["Histories", "Unit"]
-
-# More than the first frame of a history can have: its name is a path of at most 4096 bytes.
-_FIRST_FRAME_BYTES = 8192
 
 
 class Histories:
@@ -60,14 +58,15 @@ class Histories:
         *,
         clock_ns: Callable[[], int] = time.time_ns,
         read_only: bool = False,
-        key: SigningKey | None = None,
+        key: Keyring | SigningKey | None = None,
     ) -> None:
         """`read_only`: show what the index has, touch no file. `key` seals what is appended."""
+        keyring = key if isinstance(key, Keyring) else Keyring(key)
         self._index = index
         self._clock_ns = clock_ns
         self._read_only = read_only
         self._log = HistoryLog(disk)
-        self._writer = HistoryWriter(self._log, clock_ns, key)
+        self._writer = HistoryWriter(self._log, clock_ns, keyring, lambda: add_ro_compat(disk, ROTATIONS))
         self._hints = UnitHints()
         self._complete: dict[UnitId, tuple[int, int]] = {}
         self._appended: dict[bytes, VersionRecord] = {}
@@ -255,8 +254,14 @@ class Histories:
 
     def head(self, unit: Unit) -> tuple[bytes, PublicKey | None]:
         """The chain value behind a unit's last record, and the key in the seal of that, if it has one."""
-        tail = self._log.read_all(unit.unit, max(0, unit.file_bytes - SEAL_FRAME_BYTES))
-        return self._writer.chain(unit), last_key(tail) if unit.sealed else None
+        return self._writer.chain(unit), self._writer.last_key(unit)
+
+    def record_rotation(self, unit_id: UnitId) -> None:
+        """Have a history say that it goes on with the key in use, if it does not say so yet; one that cannot
+        be written now says it before its next record. Durable when: this returned."""
+        unit = self.unit(unit_id)
+        if unit is not None and self._writer.rotations_due(unit):
+            self._record_change(unit)
 
     # ---- tags and pins ----------------------------------------------------------------------
 
@@ -344,15 +349,15 @@ class Histories:
             if unit is None or size > unit.file_bytes:
                 unit = self._mirror(unit_id, unit, whole=unit is not None and unit.sealed)
             if unit is not None and unit.name != unit.recorded:
-                self._record_name(unit)
+                self._record_change(unit)
 
-    def _record_name(self, unit: Unit) -> None:
+    def _record_change(self, unit: Unit) -> None:
         change = Change()
         try:
             change.put(Table.UNIT, unit.unit, encode_unit(self._append(unit)))
             self._index.apply(change)
         except (CkptfsError, OSError):
-            pass  # As in rebind: the name is recorded when there is room again.
+            pass  # As in rebind: it is recorded when there is room again.
 
     def _mirror(self, unit_id: UnitId, unit: Unit | None, *, whole: bool = False) -> Unit | None:
         """Bring the rows of a unit up to its file; cut a torn tail off. None: the file held nothing.
@@ -365,7 +370,8 @@ class Histories:
         if whole:
             scan = whole_batches(scan)
         if unit is None and not scan.frames:
-            self._drop_empty(unit_id, tail)
+            problem = self._log.drop_empty(unit_id, tail)
+            self.problems += [] if problem is None else [problem]
             return None
         for offset, right in scan.mended:
             self._log.mend(unit_id, start + offset, right)
@@ -380,11 +386,3 @@ class Histories:
         self._index.apply(change)
         self._hints.add(mirror.unit)
         return mirror.unit
-
-    def _drop_empty(self, unit_id: UnitId, content: bytes) -> None:
-        if len(content) < _FIRST_FRAME_BYTES:
-            # The process died while it made the unit.
-            self._log.remove(unit_id)
-        else:
-            what = "a history holds no whole record"
-            self.problems.append(self._log.corrupt(unit_id, 0, what, final=True))

@@ -35,6 +35,7 @@ class RecordKind(IntEnum):
     RENAME = 8
     SEAL = 9
     DIGESTS = 10
+    ROTATE = 11
 
 
 class State(StrEnum):

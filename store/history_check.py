@@ -8,12 +8,13 @@ Source: FORMAT.md, "Seals".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ckptfs.store.accepted_keys import Accepted
 from ckptfs.store.digests import FileDigests, decode_digests_record
-from ckptfs.store.errors import Corrupt, InvalidRequest
+from ckptfs.store.errors import Corrupt
 from ckptfs.store.frames import OVERHEAD_BYTES, Frame
 from ckptfs.store.hashing import sha3
 from ckptfs.store.history import GENESIS, RecordKind, VersionRecord, decode_unit
@@ -58,13 +59,15 @@ class CheckedVersion:
 
 @dataclass(slots=True)
 class HistoryReport:
-    """What a check has found. `head` is what to keep elsewhere; `keys` are the fingerprints in the seals;
+    """What a check has found. `head` is what to keep elsewhere; `keys` are the fingerprints in the seals,
+    `accepted` those that were accepted at some place;
     `digests` is what the history says of whole files, `sealed_digests` the part of it that a good seal by an
     accepted key speaks for."""
 
     head: Head
     versions: list[CheckedVersion] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
     sealed_digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
@@ -86,22 +89,28 @@ class _Link:
 
 
 def check_history(
-    unit: UnitId, scan: HistoryScan, keys: Sequence[PublicKey], expected: Head | None = None
+    unit: UnitId,
+    scan: HistoryScan,
+    keys: Sequence[PublicKey],
+    expected: Head | None = None,
+    retired: Collection[PublicKey] = (),
 ) -> HistoryReport:
     """Check the frames of a whole history file.
 
-    `keys` are those that may have sealed it; without any, what the seals themselves name is taken, which
-    shows mistakes but no forger. `expected` is a head that was kept elsewhere. About 0.4 ms a version.
+    `keys` are those that may have sealed it, in any order: of one key the rotations are followed, several
+    are all that is accepted. Without any, what the first seal names is taken, which shows mistakes but no
+    forger. `retired` are those of them with which nothing may end any more. `expected` is a head that was
+    kept elsewhere. About 0.4 ms a version.
     """
     foreign = _foreign(unit, scan)
     if foreign is not None:
         return HistoryReport(Head(GENESIS), findings=[foreign])
-    walk = _Walk(unit, keys, scan)
+    walk = _Walk(unit, Accepted(unit, keys, scan.frames), scan)
     for frame in scan.frames:
         walk.take(frame)
     if not scan.frames:
         walk.find(Fault.DAMAGED, None, "the history has no whole record")
-    return walk.finish(expected)
+    return walk.finish(expected, retired)
 
 
 def _foreign(unit: UnitId, scan: HistoryScan) -> Finding | None:
@@ -120,10 +129,10 @@ def _foreign(unit: UnitId, scan: HistoryScan) -> Finding | None:
 class _Walk:
     """Goes through a history once. `_excused`: what does not fit is explained by a finding already."""
 
-    def __init__(self, unit: UnitId, keys: Sequence[PublicKey], scan: HistoryScan) -> None:
+    def __init__(self, unit: UnitId, accepted: Accepted, scan: HistoryScan) -> None:
         self._unit = unit
-        self._known = {key.raw: key for key in keys}
-        self._named: dict[bytes, PublicKey | None] = {}
+        self._accepted = accepted
+        self._last_key: PublicKey | None = None
         self._heads = _heads_in(scan.frames)
         self._damaged = {at: end for at, end in scan.damaged if end > at}
         self._at = 0
@@ -159,10 +168,15 @@ class _Walk:
         else:
             self._record(frame)
 
-    def finish(self, expected: Head | None) -> HistoryReport:
+    def finish(self, expected: Head | None, retired: Collection[PublicKey]) -> HistoryReport:
         """The report, once all frames were taken."""
         self._leave(self._pending, is_older=False)
         report = self._report
+        report.keys = [key.fingerprint for key in self._accepted.named]
+        report.accepted = self._accepted.fingerprints
+        if self._last_key in retired:
+            what = "the newest records are sealed with a key that was retired: later ones were cut off, or"
+            self.find(Fault.KEY, None, f"{what} nothing was recorded since; see `ckptfs keys list`")
         report.head = Head(self._chain, self._newest)
         vouched = 0
         if expected is not None:
@@ -181,6 +195,8 @@ class _Walk:
             label, version = described(frame)
         except (Corrupt, ValueError) as e:
             self.find(Fault.ALTERED, None, f"record {frame.sequence} of the history is none: {e}")
+        if frame.kind == RecordKind.ROTATE and (wrong := self._accepted.rotate(frame.payload)) is not None:
+            self.find(Fault.KEY, None, f"record {frame.sequence} is {label}, and {wrong}")
         if version is not None and version.unit != self._unit:
             self.find(Fault.ALTERED, version.number, f"{label} is that of another unit")
         self._pending.append(_Link(frame, label, version, self._chain, len(self._pures)))
@@ -233,7 +249,7 @@ class _Walk:
             self._leave(pending, is_older=False)
             return
         rest, covered = pending[: -seal.records], pending[-seal.records :]
-        key = self._key_of(seal)
+        key = self._accepted.key_of(seal.key)
         is_signed = key is not None and seal.is_signed_by(key, self._unit)
         is_fitting = len(covered) == seal.records
         is_fitting = is_fitting and chained_all(seal.before, (link.frame for link in covered)) == seal.head
@@ -255,14 +271,15 @@ class _Walk:
             self._chain = seal.head
         if is_good:
             self._good_heads.add(seal.head)
+            self._last_key = key
             self._excused = self._is_cut = False
 
     def _judge_key(self, seal: SealRecord, behind: str, number: int | None, *, is_signed: bool) -> None:
         """Find what is wrong with a seal itself."""
-        named = self._named.get(seal.key)
+        named = self._accepted.key_of(seal.key)
         if named is not None and seal.key not in self._accepted:
-            what = f"{behind} is sealed with another key, {named.fingerprint}"
-            self.find(Fault.KEY, number, what)
+            what = "a key that was retired before" if self._accepted.is_retired(seal.key) else "another key"
+            self.find(Fault.KEY, number, f"{behind} is sealed with {what}, {named.fingerprint}")
         if not is_signed:
             damaged = "" if seal.is_whole(self._unit) else ", and its checksum is wrong too"
             self.find(Fault.ALTERED, number, f"the seal of {behind} is not valid{damaged}")
@@ -278,24 +295,6 @@ class _Walk:
             self.find(
                 Fault.ALTERED, covered[-1].number, f"{names} was altered: its seal is for something else"
             )
-
-    @property
-    def _accepted(self) -> dict[bytes, PublicKey]:
-        """The keys that are known; if none is, the first one that was met."""
-        if not self._known and self._named:
-            first = next(iter(self._named.values()))
-            return {} if first is None else {first.raw: first}
-        return self._known
-
-    def _key_of(self, seal: SealRecord) -> PublicKey | None:
-        if seal.key not in self._named:
-            try:
-                key = self._known.get(seal.key) or PublicKey(seal.key)
-                self._report.keys.append(key.fingerprint)
-            except InvalidRequest:
-                key = None
-            self._named[seal.key] = key
-        return self._named[seal.key]
 
     # ---- places in the chain ----------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from ckptfs.store.history import (
     decode_unit,
     decode_version,
 )
+from ckptfs.store.keyring import decode_rotation
 
 
 def described(frame: Frame) -> tuple[str, VersionRecord | None]:
@@ -27,6 +28,9 @@ def described(frame: Frame) -> tuple[str, VersionRecord | None]:
             return f"version {version.number}", version
         case RecordKind.UNIT | RecordKind.RENAME:
             return _name_label(decode_unit(frame.payload)), None
+        case RecordKind.ROTATE:
+            decode_rotation(frame.payload)
+            return "the rotation of the key", None
         case RecordKind.DIGESTS:
             return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents", None
         case _:

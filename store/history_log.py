@@ -18,6 +18,8 @@ from ckptfs.store.ids import UnitId
 
 HISTORY_PATH = "history"
 _FILE_NAME = re.compile(r"([0-9a-f]{32})\.log")
+# More than the first frame of a history can have: its name is a path of at most 4096 bytes.
+_FIRST_FRAME_BYTES = 8192
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -126,6 +128,14 @@ class HistoryLog:
             self._sync(unit, fd)
         finally:
             self._disk.close(fd)
+
+    def drop_empty(self, unit: UnitId, content: bytes) -> Corrupt | None:
+        """Remove a file without a whole record: the process died while it made the unit. What is wrong
+        with one that is too long for that."""
+        if len(content) >= _FIRST_FRAME_BYTES:
+            return self.corrupt(unit, 0, "a history holds no whole record", final=True)
+        self.remove(unit)
+        return None
 
     def end(self, unit: UnitId) -> int:
         """How long the file became by appends of this process; 0 if there were none."""

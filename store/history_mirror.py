@@ -27,6 +27,7 @@ from ckptfs.store.history import (
 from ckptfs.store.history_scan import HistoryScan
 from ckptfs.store.ids import UnitId
 from ckptfs.store.index import Change, Table
+from ckptfs.store.keyring import decode_rotation
 from ckptfs.store.seal import chain_behind, decode_seal
 from ckptfs.store.units import Unit
 
@@ -111,6 +112,8 @@ class Mirror:
                     self._add_version(decode_version(frame.payload))
                 case RecordKind.SEAL:
                     decode_seal(frame.payload)
+                case RecordKind.ROTATE:
+                    decode_rotation(frame.payload)
                 case RecordKind.DIGESTS:
                     put_digests(decode_digests_record(frame.payload), self._change)
                 case kind:

@@ -8,7 +8,7 @@ Source: FORMAT.md, "Seals" and "Rows of the index".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfs.store.errors import Corrupt
@@ -34,13 +34,18 @@ class Evidence:
     rows: _Rows
 
 
-def prove(evidence: Evidence, keys: Sequence[PublicKey], expected: Head | None = None) -> HistoryReport:
+def prove(
+    evidence: Evidence,
+    keys: Sequence[PublicKey],
+    expected: Head | None = None,
+    retired: Collection[PublicKey] = (),
+) -> HistoryReport:
     """Check a history and its mirror; see check_history. Touches no disk, so any thread may do it."""
     scan, unit = scan_history(evidence.encoded, 0), evidence.unit
     if unit is not None and unit.sealed and scan.frames and scan.frames[-1].sequence > unit.frames:
         # As the next start will take it: what lost its seal behind the mirrored part is not there.
         scan = whole_batches(scan)
-    report = check_history(evidence.unit_id, scan, keys, expected)
+    report = check_history(evidence.unit_id, scan, keys, expected, retired)
     report.findings += differences(evidence, scan)
     report.digests = digests_in(scan.frames)
     return report

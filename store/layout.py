@@ -29,7 +29,8 @@ FOLDERS = ("index", "journal", "staging", "segments", "history", "quarantine")
 KNOWN_INCOMPAT: frozenset[str] = frozenset()
 SEALS = "seals"
 DIGESTS = "digests"
-KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS})
+ROTATIONS = "rotations"
+KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS})
 
 _KIND = "ckptfs store"
 _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}

@@ -46,6 +46,7 @@ from ckptfs.store.history_scan import scan_history
 from ckptfs.store.ids import ChunkId, UnitId, parse_cid_bytes, parse_cid_text
 from ckptfs.store.inode import Inode, decode_inode
 from ckptfs.store.journal import decode_operations, encode_operations
+from ckptfs.store.keyring import decode_rotation
 from ckptfs.store.layout import Format, decode_format, encode_format
 from ckptfs.store.one_bit import mended
 from ckptfs.store.page_sums import decode_page_sums, encode_page_sums
@@ -153,7 +154,7 @@ def decoders() -> dict[str, Decoder]:
         "location": Decoder(decode_location, (bytes(26), b"\xff" * 26)),
         "segment facts": Decoder(decode_facts, msgpack),
         "frames": Decoder(_all(decode_frames), _hex("frames"), (), sealed=True),
-        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 11)), _hex("frames"), (), sealed=True),
+        "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 12)), _hex("frames"), (), sealed=True),
         "mended": Decoder(mended, (encode_idx(index),), (), sealed=True),
         "history": Decoder(lambda e: scan_history(e, 0), _hex("frames"), (), sealed=True),
         "digests record": Decoder(decode_digests_record, _hex("digests")),
@@ -165,6 +166,7 @@ def decoders() -> dict[str, Decoder]:
             decode_seal,
             (make_seal(SigningKey(bytes(32)), UnitId(b"u" * 16), bytes(32), 1, bytes(32)).encode(),),
         ),
+        "rotation record": Decoder(decode_rotation, _hex("rotation")),
         "file seal": Decoder(decode_file_seal, (bytes(80), b"ab" * 80 + b"\n"), refused),
         "head": Decoder(_text(head_of), (b"3:" + b"5e" * 32, b"5e" * 32), refused),
         "signing key": Decoder(_text(signing_key_of), (SigningKey(bytes(32)).pem().encode(),), refused),

@@ -59,7 +59,7 @@ class FilledStore:
         self.drafts = Drafts(self.namespace, staging, lambda: 7)
         self.units = Units(self.namespace, ())
         self.addresses = Addresses(self.namespace, self.histories, self.units.top_of)
-        keyring = Keyring(KEY)
+        self.keyring = keyring = Keyring(KEY)
         self.queries = Queries(
             self.disk,
             self.namespace,

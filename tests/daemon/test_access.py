@@ -20,7 +20,9 @@ from ckptfs.daemon.service import Service
 from ckptfs.fusefs.rollback import Rolled, Wanted
 from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NotFound, NotPermitted
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.signing import SigningKey
 
+NEW_KEY = SigningKey(b"n" * 32)
 OWNER, MINE, OTHER = (Caller(uid, frozenset({uid})) for uid in (500, 1001, 1002))
 ROOT = Caller(0, frozenset({0}))
 FREED_BYTES = 12
@@ -91,6 +93,9 @@ def world(filled_store: FilledStore) -> World:
     async def collect(dry_run: bool) -> Json:
         return {"freed_bytes": FREED_BYTES, "dry_run": dry_run}
 
+    async def rotate() -> None:
+        filled_store.keyring.signing = NEW_KEY
+
     rights = Rights(
         filled_store.namespace,
         filled_store.segments,
@@ -112,6 +117,7 @@ def world(filled_store: FilledStore) -> World:
         filled_store.files,
         collect,
         scrub,
+        rotate,
     )
     return World(filled_store, service, above, made_units, rolling_back)
 
@@ -284,6 +290,9 @@ def test_heads_are_for_whoever_may_read_and_the_key_is_the_owners(world: World) 
     for caller in (OWNER, ROOT):
         answer = world.ask(caller, messages.Keys())
         assert isinstance(answer, dict) and answer["fingerprint"] == KEY.public.fingerprint
+    for caller in (OTHER, MINE):
+        assert world.refused(caller, messages.RotateKey()) is NotPermitted
+    assert answered(world.ask(OWNER, messages.RotateKey()))["fingerprint"] == NEW_KEY.public.fingerprint
 
 
 def test_units_by_command(world: World) -> None:

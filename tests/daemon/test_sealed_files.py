@@ -24,6 +24,7 @@ from ckptfs.store.history_log import history_path
 from ckptfs.store.history_mirror import put_version, version_key
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.index import Change, Table
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.signing import SigningKey
 
 A, B = (bytes([n]) * PIECE_BYTES for n in (1, 2))
@@ -82,7 +83,7 @@ def test_a_file_is_checked_with_the_public_key_alone(
 def test_without_a_key_that_is_known_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ckptfs.daemon.sealed_files.known_public_key", lambda: None)
+    monkeypatch.setattr("ckptfs.daemon.sealed_files.known_keyring", Keyring)
     (tmp_path / "x").write_bytes(b"")
     code, said = checked(capsys, str(tmp_path / "x"), str(tmp_path / "x"))
     assert code == 1 and "--key" in said
