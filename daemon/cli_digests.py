@@ -1,4 +1,4 @@
-"""Commands about whole files: digest, seal, check-seal.
+"""Commands about whole files: digest, seal, check-seal, export-oms.
 
 One rule: as in cli_versions.py. `check-seal` needs neither a store nor a daemon, and ends with 1 when the
 file is not what was sealed.
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command()(digest)
     app.command()(seal)
     app.command("check-seal")(check_seal)
+    app.command("export-oms")(export_oms)
 
 
 def digest(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:
@@ -101,3 +102,31 @@ def check_seal(
         say(f"{file}: {found.said}")
     if not found.is_good:
         raise Failed(1)
+
+
+def export_oms(
+    path: VersionArgument,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="P256.pem", help="Sign with this private key; without, no signature."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write it to this new file, not to stdout.")
+    ] = None,
+    store: StoreDir = None,
+) -> None:
+    """Write the manifest of a directory (or file) of a version as OpenSSF model signing has it, from the
+    digests that are stored. Signed with a P-256 key, `model_signing verify key` accepts it for a copy.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+    from ckptfs.daemon.exporting import exported
+
+    with opened(path, store) as (source, inner), progress_shown("digest") as on_progress:
+        answer = cast("Mapping[str, object]", source.ask(messages.Digest(path=inner), on_progress))
+    manifest = exported(answer, inner, key)
+    if out is None:
+        print(manifest.decode("utf-8"))
+        return
+    with open(out, "xb") as file:
+        file.write(manifest + b"\n")

@@ -70,10 +70,25 @@ class FileQueries:
 
     async def digest(self, address: Address, report: Report, may_read: MayRead) -> Json:
         """The digests of every regular file at and below a place of a version (the latest, if none is
-        named). Raises as `files`."""
+        named), in the order of their paths, and the paths of what else is there but directories.
+
+        `may_read` tells whether the caller may read a saved file, or list and enter a saved directory;
+        NotPermitted if not. NotFound if there is nothing. Corrupt if something cannot be read.
+        """
         record = self._addresses.record(address)
-        rows = await self.files(record, address, report, may_read)
-        return {"number": record.number, "name": record.name, "files": [_row(one) for one in rows]}
+        way = way_into(self._segments, record.top, address.inner)
+        if len(way) <= len(address.inner):
+            raise nothing_there(address.text)
+        found = await self._walk(way[-1], address, may_read)
+        others: list[Json] = [os.fsdecode(path) for path, entry in found if entry.recipe is None]
+        rows = await self._digested([one for one in found if one[1].recipe is not None], report)
+        return {
+            "number": record.number,
+            "name": record.name,
+            "is_directory": way[-1].is_dir,
+            "files": [_row(one) for one in rows],
+            "others": others,
+        }
 
     async def seal(self, address: Address, report: Report) -> Json:
         """The seal of one file of a version, which a key of ours must have signed.
@@ -114,13 +129,7 @@ class FileQueries:
             raise Conflict(f"nothing of this version is sealed: {wrong} (see `ckptfs log --verify`)")
         return found.sealed_digests
 
-    async def files(
-        self, record: VersionRecord, address: Address, report: Report, may_read: MayRead
-    ) -> list[DigestedFile]:
-        """The same in order of their paths, byte by byte. `may_read` tells whether the caller may read a
-        saved file, or list and enter a saved directory; NotPermitted if not. NotFound if there is nothing.
-        Corrupt if something cannot be read."""
-        found = await self._walk(record, address, may_read)
+    async def _digested(self, found: list[tuple[bytes, Entry]], report: Report) -> list[DigestedFile]:
         progress = _Progress(report, sum(entry.size for _, entry in found))
         made: dict[RecipeId, FileDigests] = {}
         rows = []
@@ -135,20 +144,15 @@ class FileQueries:
             rows.append(DigestedFile(path, digests))
         return rows
 
-    async def _walk(
-        self, record: VersionRecord, address: Address, may_read: MayRead
-    ) -> list[tuple[bytes, Entry]]:
-        way = way_into(self._segments, record.top, address.inner)
-        if len(way) <= len(address.inner):
-            raise nothing_there(address.text)
-        start = way[-1]
+    async def _walk(self, start: Entry, address: Address, may_read: MayRead) -> list[tuple[bytes, Entry]]:
+        """All that is no directory; the place itself goes by its name."""
         if not start.is_dir:
-            return [(start.name, start)] if start.recipe is not None else []
+            return [(start.name, start)]
         found = []
         for step, saved in enumerate(walk(self._segments, Saved(b"", start), _refuse)):
             if not may_read(saved.entry):
                 raise NotPermitted(f"you may not read {os.fsdecode(saved.path)} in {address.text}")
-            if saved.entry.recipe is not None:
+            if not saved.entry.is_dir:
                 found.append((saved.path, saved.entry))
             if step % _SLICE == 0:
                 await trio.lowlevel.checkpoint()

@@ -1,23 +1,26 @@
-"""Ed25519: who signs, and how anybody checks it with the public key alone.
+"""Ed25519: who signs, and how anybody checks it with the public key alone; ECDSA for model manifests.
 
 One rule: a signature is PureEdDSA over bytes that begin with what they are (seal.py), so nothing that
 was signed for one purpose passes for another.
 
-Source: RFC 8032; keys are PKCS #8 and SubjectPublicKeyInfo in PEM (RFC 8410), as openssl writes them.
+Source: RFC 8032; FIPS 186-5 with RFC 6979; keys are PKCS #8 and SubjectPublicKeyInfo in PEM (RFC 8410), as
+openssl writes them.
 """
 
 from __future__ import annotations
 
 import hashlib
 
+from Crypto.Hash import SHA256
 from Crypto.PublicKey import ECC
-from Crypto.Signature import eddsa
+from Crypto.Signature import DSS, eddsa
 
 from ckptfs.store.errors import InvalidRequest
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 _CURVE = "Ed25519"
+_MODEL_CURVE = "NIST P-256"
 
 
 class PublicKey:
@@ -83,6 +86,27 @@ class SigningKey:
         return str(self._key.export_key(format="PEM")) + "\n"
 
 
+class ModelKey:
+    """A private key on the curve P-256, as signs model manifests: of the user, not of a store."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, pem: str) -> None:
+        """The key in a PEM file; InvalidRequest if that holds no private key on P-256."""
+        key = _parsed(pem)
+        if key.curve != _MODEL_CURVE or not key.has_private():
+            raise InvalidRequest("model manifests are signed with a private key on P-256 (prime256v1)")
+        self._key = key
+
+    def sign(self, message: bytes) -> bytes:
+        """ECDSA with SHA-256 in DER, the same for the same message."""
+        return DSS.new(self._key, "deterministic-rfc6979", encoding="der").sign(SHA256.new(message))
+
+    def public_pem(self) -> str:
+        """The public half, as a file holds it."""
+        return str(self._key.public_key().export_key(format="PEM")) + "\n"
+
+
 def signing_key_of(pem: str) -> SigningKey:
     """The private key in a PEM file; InvalidRequest if that holds none."""
     key = _imported(pem)
@@ -96,13 +120,17 @@ def public_key_of(pem: str) -> PublicKey:
     return PublicKey(_raw(_imported(pem)))
 
 
-def _imported(pem: str) -> ECC.EccKey:
+def _parsed(pem: str) -> ECC.EccKey:
     try:
-        key = ECC.import_key(pem)
+        return ECC.import_key(pem)
     except (ValueError, IndexError, TypeError):
         raise InvalidRequest(
             "that is not a key file in PEM (BEGIN PRIVATE KEY or BEGIN PUBLIC KEY)"
         ) from None
+
+
+def _imported(pem: str) -> ECC.EccKey:
+    key = _parsed(pem)
     if key.curve != _CURVE:
         raise InvalidRequest(f"that is a key for {key.curve}; ckptfs signs with {_CURVE}")
     return key
