@@ -76,6 +76,8 @@ def show_public(path: str, key: SigningKey, rotations: Sequence[Rotation]) -> No
         shown = Path(public_path(path)).read_text(encoding="ascii", errors="replace")
         if shown in {PublicKey(one.old).pem() for one in rotations} - {key.public.pem()}:
             replace_file(public_path(path), key.public.pem(), 0o644)
+    except FileNotFoundError:
+        pass  # It is made when the key is used.
     except OSError as e:
         log.info("the public key was not written to %s: %s", public_path(path), e.strerror)
 
