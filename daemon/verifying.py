@@ -26,7 +26,8 @@ from ckptfs.store.segment_format import Location
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 
-_BATCH_BYTES = 16 << 20
+# Smaller ones leave a core idle at each handover (16 MiB: 0.72 of BLAKE3 alone, 64 MiB: 0.84).
+_BATCH_BYTES = 64 << 20
 _BATCH_CHUNKS = 4096
 _MOST_WORKERS = 8
 Report = Callable[[Progress], None]

@@ -33,6 +33,7 @@ from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.index import Change
 from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.keyring import Keyring
 from ckptfs.store.version_names import version_name
 
 GIB = 1 << 30
@@ -110,7 +111,14 @@ def _queries(small: SmallFace) -> tuple[Queries, Address]:
 
     addresses = Addresses(face.namespace, parts.histories, face.units.top_of)
     queries = Queries(
-        parts.disk, face.namespace, parts.segments, parts.histories, addresses, face.units.is_top, facts
+        parts.disk,
+        face.namespace,
+        parts.segments,
+        parts.histories,
+        addresses,
+        face.units.is_top,
+        facts,
+        Keyring(),
     )
     return queries, addresses.find("/run")
 
