@@ -141,6 +141,7 @@ class Mount:
                 nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
                 nursery.start_soon(keep_running, "watching logs", self.face.scheduler.sample)
                 nursery.start_soon(keep_running, "flushing", self.face.flusher.run)
+                nursery.start_soon(keep_running, "finding whole files", self.face.whole_segments.run)
                 nursery.start_soon(keep_running, "space keeping", self._keeper.run)
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
@@ -300,6 +301,7 @@ class Mount:
             why=self.face.passthrough.why,
             mountpoint=self._path,
             ingest_pending_bytes=await pending_bytes(self.face),
+            kernel_reads=self.face.passthrough.stored_nodes,
             digest_pending_bytes=self._digesting.pending_bytes if self._config.digests else None,
             scrub=self._scrubbing.status(),
         )

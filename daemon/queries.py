@@ -44,13 +44,15 @@ _SLICE_ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What `status` says of the mount itself; `write_path` is None where nothing is mounted."""
+    """What `status` says of the mount itself; `write_path` is None where nothing is mounted, `kernel_reads`
+    counts the stored files that are open and read by the kernel itself."""
 
     write_path: str | None
     why: str
     mountpoint: str | None
     ingest_pending_bytes: int
     digest_pending_bytes: int | None = None
+    kernel_reads: int = 0
     scrub: Json = None
 
 
@@ -102,6 +104,7 @@ class Queries:
             "store": self._disk.root,
             "write_path": facts.write_path,
             "why": facts.why,
+            "kernel_reads": facts.kernel_reads,
             "units": [self._unit_row(unit) for unit in units],
             "stored_bytes": self._segments.payload_bytes(),
             "free_bytes": self._disk.space().available,

@@ -22,6 +22,7 @@ from ckptfs.fusefs.kernel_caches import KernelCaches
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
+from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.operations import CkptfsOperations
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
@@ -32,6 +33,7 @@ from ckptfs.fusefs.recording import Recorder, Request
 from ckptfs.fusefs.rollback import Rollback
 from ckptfs.fusefs.scheduler import Scheduler
 from ckptfs.fusefs.seams import Room
+from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.fusefs.storing import Storing
 from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles
@@ -45,6 +47,7 @@ from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 from ckptfs.store.version_names import check_tag
+from ckptfs.store.whole_segment import WholeSegments
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,10 @@ class Face:
         self.units = Units(self.namespace, settings.units, settings.is_off)
         self.quiet = Quiet(settings.settle_s, settings.settle_max_s)
         self.lookups = Lookups()
+        self.nodes = Nodes(self.lookups)
         self.passthrough = Passthrough()
+        self.whole_segments = WholeSegments(store.disk, store.segments)
+        self.stored_reads = StoredReads(store.disk, self.whole_segments, self.passthrough, self.nodes)
         self.files = Files(
             store.disk,
             self.namespace,
@@ -97,6 +103,7 @@ class Face:
             store.segments,
             self.quiet,
             self.passthrough,
+            self.stored_reads,
             room.make_room,
         )
         self.preimages = Preimages(
@@ -120,7 +127,8 @@ class Face:
     def open_recipes(self) -> list[RecipeId]:
         """What is open and must stay readable, for the collector."""
         live = [f.content.base for f in self.files.open_files.values() if f.content.base is not None]
-        return live + self.versioned.recipes() + self.storing.grown_recipes()
+        read = self.stored_reads.recipes() + self.versioned.recipes()
+        return live + read + self.storing.grown_recipes()
 
     async def snapshot(self, directory: int, name: bytes) -> Attributes:
         """`mkdir DIR/.versions/NAME`: publish the unit and tag the version."""
@@ -182,7 +190,7 @@ class Face:
             store.histories,
             self.recorder,
             self.publisher,
-            KernelCaches().drop,
+            KernelCaches(self.nodes).drop,
         )
         self.mutations.on_directory_gone = preimage_publisher.directory_gone
         self.scheduler = Scheduler(
@@ -196,18 +204,21 @@ class Face:
     def _make_operations(self, room: Room) -> None:
         store = self._store
         self.browse = Browse(store.segments, store.histories, self.namespace, self.units)
-        self.versioned = VersionedFiles(store.segments, self.browse, self._live_recipe, self._sibling_recipe)
+        self.versioned = VersionedFiles(
+            store.segments, self.stored_reads, self.browse, self._live_recipe, self._sibling_recipe
+        )
         attribute_changes = AttributeChanges(store.disk, self.namespace, self.drafts, self.files, self.quiet)
         self.operations = CkptfsOperations(
             self.namespace,
             self.files,
             self.mutations,
             attribute_changes,
-            self.lookups,
+            self.nodes,
             self.browse,
             self.versioned,
             self,
             self.passthrough,
+            self.stored_reads,
             room,
         )
 

@@ -16,14 +16,18 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from ckptfs.fusefs.draft import Drafts
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.openfile import Growth, Ingesting, OpenFile, read_open, truncate_open, write_open
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.staged import StagedFiles
+from ckptfs.fusefs.stored_reads import StoredReads
+from ckptfs.fusefs.writers import Writers
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
+from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content, durable_recipe
 from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
@@ -35,9 +39,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Files:
     """All open files by inode. Every field belongs to the trio thread.
 
-    `ingesting` is filled by the publisher. `_mapped` are closed files that were found to have a
-    writable mapping: they count as being written until their lease says otherwise. `make_room` is
-    called when the disk is full; it returns True if a second try makes sense.
+    `ingesting` is filled by the publisher. `make_room` is called when the disk is full; it returns True if
+    a second try makes sense.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Files:
         segments: Segments,
         quiet: Quiet,
         passthrough: Passthrough,
+        stored_reads: StoredReads,
         make_room: Callable[[int], Awaitable[bool]],
     ) -> None:
         self._disk = disk
@@ -58,11 +62,12 @@ class Files:
         self._segments = segments
         self._quiet = quiet
         self._passthrough = passthrough
+        self._stored_reads = stored_reads
         self._make_room = make_room
         self._staged = StagedFiles(disk, namespace, drafts, staging, segments, passthrough)
         self.open_files = self._staged.open_files
         self.ingesting: dict[int, Ingesting] = {}
-        self._mapped: set[int] = set()
+        self.writers = Writers(namespace, self._staged, passthrough, quiet)
         self.preimages: Preimages  # set once at wiring: the two know each other
         self.on_closed: Callable[[int], None] = lambda ino: None
         self.on_gone: Callable[[int], None] = lambda ino: None
@@ -70,9 +75,13 @@ class Files:
     # -- opening and closing ---------------------------------------------------------------
 
     async def open(self, ino: int, *, write: bool, truncate: bool) -> None:
-        """Open a regular file once more. Raises as the store does; then nothing is open."""
+        """Open a regular file once more. Raises as the store does; then nothing is open.
+
+        ESTALE: to be changed while the kernel reads its stored bytes; see `leave_readers`.
+        """
         if write or truncate:
             await self.claim(ino)
+            self.leave_readers(ino)
         if truncate:
             await self.truncate_to_nothing(ino)
         open_file = self._staged.enter(ino)
@@ -83,6 +92,7 @@ class Files:
         else:
             if not open_file.readers and not open_file.writers:
                 self._staged.attach_if_mapped(open_file)
+                self._read_stored(open_file)
             open_file.readers += 1
 
     def opened_new(self, ino: int, content: Content, fd: int) -> None:
@@ -102,6 +112,15 @@ class Files:
         else:
             open_file.readers -= 1
         self._staged.leave_if_unused(ino)
+        if ino not in self.open_files:
+            self._stored_reads.detach(ino)
+
+    def leave_readers(self, ino: int) -> None:
+        """Before a change: whoever has the kernel read the file's stored bytes keeps them. ESTALE then makes
+        the kernel look the name up again, and that gives it another node (see nodes.py)."""
+        if self._stored_reads.is_serving(ino):
+            self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
+            raise PosixError(errno.ESTALE)
 
     def is_attached(self, ino: int) -> bool:
         """Whether the kernel reads and writes its staging file itself."""
@@ -119,28 +138,10 @@ class Files:
         self._passthrough.take_stale(ino)
         self.on_gone(ino)
 
-    def note_mapped(self, ino: int) -> None:
-        """The file is closed, and its lease was refused: somebody goes on writing through a mapping."""
-        self._mapped.add(ino)
-
-    def note_stored(self, ino: int) -> None:
+    def note_stored(self, ino: int, recipe: RecipeId) -> None:
         """Its bytes are in the store now."""
-        self._mapped.discard(ino)
-
-    def sample_growth(self, ticks: float) -> None:
-        """Look at files that the kernel writes by itself: logs that grew are minor events.
-
-        `ticks` says how many of its periods have passed, so that a late look does not make a log
-        seem to grow fast.
-        """
-        now = time.monotonic()
-        for ino, open_file in list(self.open_files.items()):
-            if not open_file.writers or not self._passthrough.is_attached(ino):
-                continue
-            if self._staged.sample(open_file, ticks):
-                for parent, name in self._namespace.inode(ino).links:
-                    if open_file.growth.is_log(name):
-                        self._quiet.minor(parent, now)
+        self.writers.forget(ino)
+        self._stored_reads.want(recipe)
 
     def is_open(self, ino: int) -> bool:
         """Whether anybody has it open."""
@@ -170,23 +171,6 @@ class Files:
     def is_busy(self, ino: int) -> bool:
         """Whether its staging file may not become a segment: somebody writes, or the kernel has it."""
         return self.is_written(ino) or self._passthrough.is_attached(ino)
-
-    def writers_in(self, directory: int) -> set[int]:
-        """Files of a directory that are open for writing and are not logs."""
-        writers = {ino for ino in list(self._mapped) if self._is_mapped_in(ino, directory)}
-        for ino, open_file in self.open_files.items():
-            if open_file.writers and open_file.growth.wrote | (open_file.content.staging != 0):
-                links = [name for parent, name in self._namespace.inode(ino).links if parent == directory]
-                if links and not open_file.growth.is_log(links[0]):
-                    writers.add(ino)
-        return writers
-
-    def _is_mapped_in(self, ino: int, directory: int) -> bool:
-        inode = self._namespace.find(ino)
-        if inode is None or not inode.content.staging or not self._staged.is_mapped(inode.content.staging):
-            self._mapped.discard(ino)
-            return False
-        return any(parent == directory for parent, _ in inode.links)
 
     async def claim(self, ino: int) -> None:
         """Make a file safe to write to: end its ingest, take a private copy of pinned bytes."""
@@ -246,8 +230,9 @@ class Files:
         return write_open(self._disk, self._segments, self._staged.writable(ino), offset, payload)
 
     async def truncate(self, ino: int, size: int) -> None:
-        """Set the length; what it cuts off is pinned if no version holds it."""
+        """Set the length; what it cuts off is pinned if no version holds it. ESTALE as `open`."""
         await self.claim(ino)
+        self.leave_readers(ino)
         inode = self._namespace.inode(ino)
         current = self._namespace.attributes_of(ino, inode).size
         if size == 0 and current:
@@ -329,6 +314,12 @@ class Files:
             self._staged.leave_if_unused(ino)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _read_stored(self, open_file: OpenFile) -> None:
+        content = open_file.content
+        # A file of two names could not be left by all of them at once.
+        if not content.staging and content.base and len(self._namespace.inode(open_file.ino).links) == 1:
+            self._stored_reads.attach(open_file.ino, content.base)
 
     def _last_writer_left(self, open_file: OpenFile) -> None:
         if self._passthrough.is_attached(open_file.ino):

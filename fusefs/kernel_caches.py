@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import pyfuse3
 import trio
 
+from ckptfs.fusefs.nodes import Nodes
+
 log = logging.getLogger(__name__)
 _LIMIT_S = 10.0
 
@@ -21,7 +23,8 @@ _LIMIT_S = 10.0
 class KernelCaches:
     """Tells the kernel to forget. Belongs to the trio thread; one worker thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
         self._limiter = trio.CapacityLimiter(1)
 
     async def drop(self, names: Sequence[tuple[int, bytes]], inodes: Sequence[int]) -> None:
@@ -29,17 +32,18 @@ class KernelCaches:
 
         Returns when it has been told, or after 10 s: then it goes on being told, and the log says so.
         """
+        nodes = [self._nodes.node_of(ino) for ino in inodes]
         with trio.move_on_after(_LIMIT_S) as scope:
-            await trio.to_thread.run_sync(_tell, names, inodes, abandon_on_cancel=True, limiter=self._limiter)
+            await trio.to_thread.run_sync(_tell, names, nodes, abandon_on_cancel=True, limiter=self._limiter)
         if scope.cancelled_caught:
             log.warning("the kernel is busy, it may show old names for a moment longer")
 
 
-def _tell(names: Sequence[tuple[int, bytes]], inodes: Sequence[int]) -> None:
+def _tell(names: Sequence[tuple[int, bytes]], nodes: Sequence[int]) -> None:
     for directory, name in names:
         _ask(pyfuse3.invalidate_entry, directory, name)
-    for ino in inodes:
-        _ask(pyfuse3.invalidate_inode, ino, True)
+    for node in nodes:
+        _ask(pyfuse3.invalidate_inode, node, True)
 
 
 def _ask(tell: Callable[..., None], *args: object) -> None:

@@ -57,7 +57,11 @@ class Lookups:
                 del self._pages[ino >> _PAGE_BITS]
         return ino != ROOT_INO
 
+    def count(self, ino: int) -> int:
+        """How often the kernel holds it."""
+        page = self._pages.get(ino >> _PAGE_BITS)
+        return 0 if page is None else page.counts[ino & _IN_PAGE]
+
     def is_known(self, ino: int) -> bool:
         """Whether the kernel may still ask for it."""
-        page = self._pages.get(ino >> _PAGE_BITS)
-        return page is not None and page.counts[ino & _IN_PAGE] > 0
+        return self.count(ino) > 0

@@ -3,8 +3,9 @@
 One rule: no exception ends the daemon. `answered` is the one place where an error becomes an
 errno; what nobody foresaw is logged with its operation and path, and the mount goes on.
 
-A file handle is the inode number times two, plus one if it was opened for writing, so that
-nothing about handles needs to be remembered. Inode numbers from 2^62 are those of `.versions`.
+A file handle is the node id times two, plus one if it was opened for writing, so that nothing about
+handles needs to be remembered. Node ids from 2^62 are those of `.versions`, below they are inode
+numbers or, of files that were changed while others read them, second nodes (see nodes.py).
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChange, AttributeChanges
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
-from ckptfs.fusefs.errnos import PosixError, errno_of, is_expected
+from ckptfs.fusefs.errnos import PosixError, errno_of
+from ckptfs.fusefs.failures import Failures
 from ckptfs.fusefs.files import Files
-from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
+from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
-from ckptfs.fusefs.replies import Replies, file_info, negative, statfs_of
+from ckptfs.fusefs.replies import Replies, negative, statfs_of
 from ckptfs.fusefs.seams import Room, Snapshots
+from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.fusefs.versioned_files import VersionedFiles
-from ckptfs.store.errors import Corrupt
-from ckptfs.store.inode import ROOT_INO
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def answered(
         except FUSEError:
             raise
         except Exception as e:
-            self.report(handler.__name__, args, e)
+            self._failures.report(handler.__name__, args, e)
             raise FUSEError(errno_of(e)) from None
 
     return answer
@@ -73,11 +74,12 @@ class CkptfsOperations(pyfuse3.Operations):
         files: Files,
         mutations: Mutations,
         attribute_changes: AttributeChanges,
-        lookups: Lookups,
+        nodes: Nodes,
         browse: Browse,
         versioned: VersionedFiles,
         snapshots: Snapshots,
         passthrough: Passthrough,
+        stored_reads: StoredReads,
         room: Room,
     ) -> None:
         super().__init__()
@@ -85,35 +87,16 @@ class CkptfsOperations(pyfuse3.Operations):
         self._files = files
         self._mutations = mutations
         self._attributes = attribute_changes
-        self._lookups = lookups
-        self._replies = Replies(namespace, browse, lookups, passthrough)
+        self._nodes = nodes
+        self._stored_reads = stored_reads
+        self._replies = Replies(namespace, browse, nodes, passthrough)
+        self._failures = Failures(namespace, browse, versioned)
         self._browse = browse
         self._versioned = versioned
         self._snapshots = snapshots
         self.strips_privileges = False
         self._space = room.space
         self._room_for_writing = room.before_writing
-
-    def report(self, operation: str, args: Sequence[object], error: Exception) -> None:
-        """Log an error that is not an ordinary answer, with the path that it is about."""
-        if is_expected(error):
-            return
-        number = next((a for a in args if isinstance(a, int)), ROOT_INO)
-        ino = number >> 1 if operation in _BY_HANDLE else number
-        try:
-            path = self._path_of(ino)
-        except Exception:  # the report must not fail where the operation did
-            path = f"inode {ino}"
-        if isinstance(error, Corrupt):
-            if (what := self._versioned.describe(ino, path, error)) is not None:
-                log.error("%s of %s refused: %s", operation, path, what)
-        else:
-            log.error("%s of %s failed unexpectedly", operation, path, exc_info=error)
-
-    def _path_of(self, ino: int) -> str:
-        if ino >= FIRST_VIRTUAL_INO:
-            return os.fsdecode(self._browse.path_of(ino))
-        return os.fsdecode(self._namespace.path_of(ino))
 
     # -- names -----------------------------------------------------------------------------
 
@@ -143,8 +126,8 @@ class CkptfsOperations(pyfuse3.Operations):
             try:
                 if ino >= FIRST_VIRTUAL_INO:
                     self._browse.forget(ino, count)
-                elif self._lookups.forget(ino, count):
-                    self._mutations.reap(ino)
+                elif self._nodes.forget(ino, count):
+                    self._mutations.reap(Nodes.ino_of(ino))
             except Exception:
                 log.exception("forget of inode %d failed", ino)
 
@@ -157,7 +140,12 @@ class CkptfsOperations(pyfuse3.Operations):
         if existing is not None:
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
-            info = await self._open_live(existing, flags, ctx.uid)
+            try:
+                info = await self._open_live(existing, flags, ctx.uid)
+            except PosixError as e:
+                if e.code != errno.ESTALE:
+                    raise
+                info = await self._open_live(existing, flags, ctx.uid)  # this reply names the node
             return info, self._replies.remembered(self._namespace.attributes(existing))
         await self._room_for_writing()
         mode = self._without_foreign_setgid(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
@@ -205,8 +193,10 @@ class CkptfsOperations(pyfuse3.Operations):
         _live(new_parent_inode)
         if inode >= FIRST_VIRTUAL_INO:
             raise PosixError(errno.EXDEV)
-        self._mutations.link(inode, new_parent_inode, new_name)
-        return self._replies.remembered(self._namespace.attributes(inode))
+        ino = Nodes.ino_of(inode)
+        self._files.leave_readers(ino)
+        self._mutations.link(ino, new_parent_inode, new_name)
+        return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -260,10 +250,13 @@ class CkptfsOperations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
+        if wanted.size is not None and self._nodes.is_left(inode):
+            raise PosixError(errno.ESTALE)
+        ino = Nodes.ino_of(inode)
         if self.strips_privileges and wanted.moves_privileges:
-            self._attributes.strip_privileges(inode, set_ids=wanted.size is None or ctx.uid != 0)
-        await self._attributes.set(inode, wanted)
-        return self._replies.entry(self._namespace.attributes(inode))
+            self._attributes.strip_privileges(ino, set_ids=wanted.size is None or ctx.uid != 0)
+        await self._attributes.set(ino, wanted)
+        return self._replies.entry(self._attributes_of(inode))
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
@@ -272,23 +265,23 @@ class CkptfsOperations(pyfuse3.Operations):
             if value is None:
                 raise PosixError(errno.ENODATA)
             return value
-        return self._attributes.get_xattr(inode, name)
+        return self._attributes.get_xattr(Nodes.ino_of(inode), name)
 
     @answered
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         _live(inode)
-        self._attributes.set_xattr(inode, name, value)
+        self._attributes.set_xattr(Nodes.ino_of(inode), name, value)
 
     @answered
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         _live(inode)
-        self._attributes.set_xattr(inode, name, None)
+        self._attributes.set_xattr(Nodes.ino_of(inode), name, None)
 
     @answered
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         if inode >= FIRST_VIRTUAL_INO:
             return self._browse.listxattr(inode)
-        return list(self._namespace.xattrs(inode))
+        return list(self._namespace.xattrs(Nodes.ino_of(inode)))
 
     @answered
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
@@ -299,39 +292,45 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if inode < FIRST_VIRTUAL_INO:
-            return await self._open_live(inode, flags, ctx.uid)
+            if self._nodes.is_left(inode):
+                raise PosixError(errno.ESTALE)
+            return await self._open_live(Nodes.ino_of(inode), flags, ctx.uid)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
         self._versioned.open(inode)
-        return file_info(inode, flags, write=False)
+        return self._replies.opened_saved(inode, flags)
 
     @answered
     async def read(self, fh: int, off: int, size: int) -> bytes:
         ino = fh >> 1
         if ino >= FIRST_VIRTUAL_INO:
             return self._versioned.read(ino, off, size)
-        return self._files.read(ino, off, size)
+        return self._files.read(Nodes.ino_of(ino), off, size)
 
     @answered
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        ino = fh >> 1
+        ino = Nodes.ino_of(fh >> 1)
         if self.strips_privileges and (set_ids := self._files.privileges_at_write(ino)) is not None:
             self._attributes.strip_privileges(ino, set_ids=set_ids)
         return await self._files.write(ino, off, buf)
 
     @answered
     async def fsync(self, fh: int, datasync: bool) -> None:
-        if fh >> 1 < FIRST_VIRTUAL_INO:
-            await self._files.fsync(fh >> 1)
+        node = fh >> 1
+        if node < FIRST_VIRTUAL_INO and not self._nodes.is_left(node):
+            await self._files.fsync(Nodes.ino_of(node))
 
     @answered
     async def release(self, fh: int) -> None:
-        ino = fh >> 1
-        if ino >= FIRST_VIRTUAL_INO:
-            self._versioned.release(ino)
+        node = fh >> 1
+        if node >= FIRST_VIRTUAL_INO:
+            self._versioned.release(node)
+            return
+        if self._nodes.is_left(node):
+            self._stored_reads.release_left(node)
         else:
-            self._files.release(ino, write=bool(fh & 1))
-            self._mutations.reap(ino)
+            self._files.release(Nodes.ino_of(node), write=bool(fh & 1))
+        self._mutations.reap(Nodes.ino_of(node))
 
     # -- directories -----------------------------------------------------------------------
 
@@ -374,10 +373,14 @@ class CkptfsOperations(pyfuse3.Operations):
             raise
         return self._replies.opened(ino, flags, write=write)
 
-    def _attributes_of(self, ino: int) -> Attributes:
-        if ino >= FIRST_VIRTUAL_INO:
-            return self._versioned.attributes(ino)
-        return self._namespace.attributes(ino)
+    def _attributes_of(self, node: int) -> Attributes:
+        if node >= FIRST_VIRTUAL_INO:
+            return self._versioned.attributes(node)
+        live = self._namespace.attributes(Nodes.ino_of(node))
+        shown = self._stored_reads.left_attributes(node, live) if self._nodes.is_left(node) else live
+        if shown is None:
+            raise PosixError(errno.ESTALE)
+        return shown
 
     def _without_foreign_setgid(self, parent: int, mode: int, ctx: RequestContext) -> int:
         """As inode_init_owner(9): a set-gid executable in a set-gid directory keeps the bit only
@@ -389,9 +392,6 @@ class CkptfsOperations(pyfuse3.Operations):
         if directory.gid == ctx.gid or directory.gid in pyfuse3.get_sup_groups(ctx.pid):
             return mode
         return mode & ~stat.S_ISGID
-
-
-_BY_HANDLE = {"read", "write", "fsync", "release", "readdir", "releasedir", "fsyncdir"}
 
 
 def _live(ino: int) -> None:

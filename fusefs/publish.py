@@ -112,11 +112,11 @@ class Publisher:
 
     def due(self, directories: list[int]) -> Due:
         """What the quiet policy says of a unit's changed directories now."""
-        return self._quiet.due(directories, time.monotonic(), self._files.writers_in)
+        return self._quiet.due(directories, time.monotonic(), self._files.writers.in_directory)
 
     def due_now(self, directories: list[int]) -> Due:
         """What is taken when somebody asks for a version at once: all that nobody is writing."""
-        whole = {d for d in directories if not self._files.writers_in(d)}
+        whole = {d for d in directories if not self._files.writers.in_directory(d)}
         return Due(True, frozenset(whole), frozenset(directories) - whole)
 
     async def publish(self, top: int, due: Due, request: Request) -> VersionRecord | None:

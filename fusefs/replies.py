@@ -15,8 +15,8 @@ from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, StatvfsData
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
-from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
+from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.store.disk import Space
 
@@ -27,19 +27,20 @@ _BLOCK_BYTES = 4096
 _DIRECT_IS_COHERENT = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2]) >= (6, 18)
 
 
-def file_info(ino: int, flags: int, *, write: bool) -> FileInfo:
-    """The reply to an open: a handle is the inode number times two, plus one for writers."""
+def file_info(node: int, flags: int, *, write: bool) -> FileInfo:
+    """The reply to an open: a handle is the node id times two, plus one for writers."""
     # direct_io spares the page cache of data that nobody reads back through this handle
     # (measured: 0.29 -> 0.35 of native); a descriptor that can be mapped must not have it. Kernels
     # before 6.18 drop cached pages only before such a write: a reader in between keeps old bytes.
     direct = _DIRECT_IS_COHERENT and flags & os.O_ACCMODE == os.O_WRONLY
-    return FileInfo(fh=ino << 1 | write, direct_io=direct, keep_cache=True)
+    return FileInfo(fh=node << 1 | write, direct_io=direct, keep_cache=True)
 
 
-def entry_of(attributes: Attributes, timeout_s: float) -> EntryAttributes:
-    """Attributes as an entry that the kernel may believe for `timeout_s`."""
+def entry_of(attributes: Attributes, timeout_s: float, node: int | None = None) -> EntryAttributes:
+    """Attributes as an entry that the kernel may believe for `timeout_s`; `node` is the node id where that
+    is not the inode number. pyfuse3 has one field for both, native/replies.c tells them apart."""
     entry = EntryAttributes()
-    entry.st_ino = attributes.ino
+    entry.st_ino = attributes.ino if node is None else node
     entry.st_mode = attributes.mode
     entry.st_nlink = attributes.nlink
     entry.st_uid = attributes.uid
@@ -81,19 +82,17 @@ class Replies:
     Whatever is handed to the kernel here is counted as known to it.
     """
 
-    def __init__(
-        self, namespace: Namespace, browse: Browse, lookups: Lookups, passthrough: Passthrough
-    ) -> None:
+    def __init__(self, namespace: Namespace, browse: Browse, nodes: Nodes, passthrough: Passthrough) -> None:
         self._namespace = namespace
         self._browse = browse
-        self._lookups = lookups
+        self._nodes = nodes
         self._passthrough = passthrough
 
     def entry(self, attributes: Attributes) -> EntryAttributes:
         """An inode's attributes."""
         if attributes.ino >= FIRST_VIRTUAL_INO:
             return entry_of(attributes, self._browse.timeout_s(attributes.ino))
-        entry = entry_of(attributes, LIVE_TIMEOUT_S)
+        entry = entry_of(attributes, LIVE_TIMEOUT_S, self._nodes.node_of(attributes.ino))
         if self._passthrough.is_attached(attributes.ino):
             entry.attr_timeout = 0  # a mapping changes the times without a word to anybody
         return entry
@@ -103,7 +102,7 @@ class Replies:
         if attributes.ino >= FIRST_VIRTUAL_INO:
             self._browse.remember(attributes.ino)
         else:
-            self._lookups.remember(attributes.ino)
+            self._nodes.remember(attributes.ino)
         entry = self.entry(attributes)
         if timeout_s is not None:
             entry.entry_timeout = timeout_s
@@ -112,12 +111,24 @@ class Replies:
     def opened(self, ino: int, flags: int, *, write: bool) -> FileInfo:
         """The reply to an open of a live file; the last thing a handler does, so that what is armed
         for passthrough is used."""
-        info = file_info(ino, flags, write=write)
+        node = self._nodes.node_of(ino)
+        info = file_info(node, flags, write=write)
         if self._passthrough.is_attached(ino):
             self._passthrough.arm(ino, info.fh)
+        elif self._passthrough.reads_stored(node):
+            self._passthrough.arm_stored(node, info.fh)
         else:
             self._passthrough.disarm()
             info.keep_cache = not self._passthrough.take_stale(ino)
+        return info
+
+    def opened_saved(self, node: int, flags: int) -> FileInfo:
+        """The reply to an open of a file of a version; as `opened`."""
+        info = file_info(node, flags, write=False)
+        if self._passthrough.reads_stored(node):
+            self._passthrough.arm_stored(node, info.fh)
+        else:
+            self._passthrough.disarm()
         return info
 
     def list_live(self, ino: int, start: int, token: ReaddirToken) -> None:
@@ -134,7 +145,7 @@ class Replies:
                 entry = self.entry(self._namespace.attributes(child))
                 if not pyfuse3.readdir_reply(token, name, entry, position + _DOTS):
                     return
-                self._lookups.remember(child)
+                self._nodes.remember(child)
                 after = position
 
     def list_virtual(self, ino: int, start: int, token: ReaddirToken) -> None:

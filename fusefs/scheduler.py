@@ -103,7 +103,7 @@ class Scheduler:
         while True:
             await trio.sleep(TICK_S)
             now = time.monotonic()
-            self._files.sample_growth((now - looked) / TICK_S)
+            self._files.writers.sample_growth((now - looked) / TICK_S)
             looked = now
 
     async def _round(self) -> float:

@@ -159,7 +159,7 @@ class Storing:
                 del self._files.ingesting[ino]
                 flag.done.set()
         for key in report.busy:
-            self._files.note_mapped(by_key[key].ino)
+            self._files.writers.note_mapped(by_key[key].ino)
         for key, error in report.failed:
             one = by_key[key]
             log.error(
@@ -250,7 +250,7 @@ class Storing:
             ctime_ns=shown.ctime_ns,
         )
         self._files.switch_to_stored(ino)
-        self._files.note_stored(ino)
+        self._files.note_stored(ino, done.recipe)
         self._files.preimages.closed_at.pop(ino, None)
         self._grown.pop(ino, None)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
+from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.formats import Reader, parse
 from ckptfs.store.ids import RecipeId
@@ -28,6 +29,7 @@ class VersionedFiles:
     def __init__(
         self,
         segments: Segments,
+        stored_reads: StoredReads,
         browse: Browse,
         live_recipe: Callable[[int], Recipe | None],
         sibling_recipe: Callable[[int, bytes], RecipeId | None],
@@ -35,6 +37,7 @@ class VersionedFiles:
         """`live_recipe(ino)` is the stored content of a live file, `sibling_recipe(ino, name)` that of
         another file in its directory."""
         self._segments = segments
+        self._stored_reads = stored_reads
         self._browse = browse
         self._live_recipe = live_recipe
         self._sibling_recipe = sibling_recipe
@@ -50,6 +53,7 @@ class VersionedFiles:
             identity, count = self._browse.recipe(ino), 0
             recipe = self._segments.read_recipe(identity)
             self._shown[ino] = self._browse.attributes(ino)
+            self._stored_reads.attach_saved(ino, identity)
         self._open[ino] = (identity, recipe, count + 1)
 
     def release(self, ino: int) -> None:
@@ -57,6 +61,7 @@ class VersionedFiles:
         identity, recipe, count = self._open[ino]
         if count == 1:
             del self._open[ino], self._shown[ino]
+            self._stored_reads.detach(ino)
         else:
             self._open[ino] = (identity, recipe, count - 1)
 

@@ -23,6 +23,7 @@ from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     SEGMENTS_PATH,
     SegmentIndex,
+    SegmentKind,
     decode_facts,
     encode_facts,
     segment_key,
@@ -33,6 +34,8 @@ from ckptfs.store.segment_format import (
 from ckptfs.store.segments import Segments
 
 _LOOKUPS_AT_ONCE = 512
+_KEPT_SHARE = 128
+FOREIGN_BYTES = 1 << 20
 _PROBE_PATH = f"{SEGMENTS_PATH}/punch-probe.tmp"
 
 
@@ -258,13 +261,24 @@ def _punch_unnamed(disk: Disk, segment: int) -> int | None:
         if not disk.lease(fd, "write"):
             return None
         freed = 0
-        for offset, length in unnamed_ranges(index, disk.data_extents(fd, index.file_bytes)):
+        ranges = unnamed_ranges(index, disk.data_extents(fd, index.file_bytes))
+        if sum(length for _, length in ranges) <= _kept_bytes(index):
+            return 0
+        for offset, length in ranges:
             blocks_bytes = _to_block_end(index, offset, length)
             disk.punch(fd, offset, blocks_bytes)
             freed += blocks_bytes
         return freed
     finally:
         disk.close(fd)
+
+
+def _kept_bytes(index: SegmentIndex) -> int:
+    """So few unnamed bytes stay: a save whose header equals that of the save before is still whole in its
+    segment, and can be read there by the kernel itself (whole_segment.py)."""
+    if index.kind != SegmentKind.ADOPTED:
+        return 0
+    return min(index.file_bytes // _KEPT_SHARE, FOREIGN_BYTES)
 
 
 def _unlink_all(disk: Disk, paths: Sequence[str]) -> int:

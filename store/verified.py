@@ -16,13 +16,17 @@ from ckptfs.store.segment_format import Location
 
 
 class Verified:
-    """Per segment either "all of it" or a set of places; a place is offset x 2 + IN_IDX."""
+    """Per segment either "all of it" or a set of places; a place is offset x 2 + IN_IDX.
 
-    __slots__ = ("_places", "_whole")
+    `_watches` are tokens of segments of which nothing was forgotten since somebody asked.
+    """
+
+    __slots__ = ("_places", "_watches", "_whole")
 
     def __init__(self) -> None:
         self._whole: set[int] = set()
         self._places: dict[int, set[int]] = {}
+        self._watches: dict[int, object] = {}
 
     def __contains__(self, location: Location) -> bool:
         segment = location.segment
@@ -46,6 +50,15 @@ class Verified:
         """Forget a segment: its chunks are verified again at their next read."""
         self._whole.discard(segment)
         self._places.pop(segment, None)
+        self._watches.pop(segment, None)
+
+    def watch(self, segment: int) -> object:
+        """A token that `is_watched` knows until something of the segment is forgotten."""
+        return self._watches.setdefault(segment, object())
+
+    def is_watched(self, segment: int, token: object) -> bool:
+        """Whether nothing of the segment was forgotten since `watch` gave this token."""
+        return self._watches.get(segment) is token
 
     def has_segment(self, segment: int) -> bool:
         """Whether all chunks of a segment are marked."""

@@ -1,11 +1,15 @@
 /*
- * Replies to OPEN and CREATE with what pyfuse3 has no words for: FUSE passthrough.
+ * Replies with what pyfuse3 has no words for: FUSE passthrough, and a node id that is not st_ino.
  *
  * This module is loaded with RTLD_GLOBAL before pyfuse3, so the dynamic linker binds pyfuse3's calls
- * of fuse_reply_open and fuse_reply_create to the functions here. A reply is built here only if
- * `arm` was called for its file handle just before; every other goes to libfuse unchanged.
+ * of the functions below to the ones here.
  *
- * One thread: the one that runs the event loop. Nothing waits between `arm` and the reply.
+ * An OPEN or CREATE reply is built here only if `arm` was called for its file handle just before;
+ * every other goes to libfuse. One thread: the one that runs the event loop. Nothing waits between
+ * `arm` and the reply.
+ *
+ * A node id below 2^62 with bit 61 set is the second node of the inode that the other bits name
+ * (see fusefs/nodes.py): st_ino is shown without that bit, in every reply that has attributes.
  *
  * Source: the kernel's FUSE protocol 7.40 (fuse_open_out, fuse_entry_out); libfuse's low-level API.
  */
@@ -52,6 +56,14 @@ static struct {
     int32_t backing_id;
 } next_reply;
 
+/* libfuse's own function of a name that is defined here; looked up once. */
+#define REAL(type, name)                              \
+    static type real;                                 \
+    if (!real)                                        \
+        real = (type)dlsym(RTLD_NEXT, name);          \
+    if (!real)                                        \
+        return fuse_reply_err(req, ENOSYS)
+
 static struct open_out take_open_out(void)
 {
     struct open_out out = {next_reply.fh, next_reply.flags, next_reply.backing_id};
@@ -62,6 +74,21 @@ static struct open_out take_open_out(void)
 static int is_armed_for(const struct fuse_file_info *fi)
 {
     return next_reply.armed && fi->fh == next_reply.fh;
+}
+
+#define SECOND_NODE (1ULL << 61)
+#define FIRST_VIRTUAL (1ULL << 62)
+
+static ino_t shown_ino(ino_t node)
+{
+    return node < FIRST_VIRTUAL ? node & ~SECOND_NODE : node;
+}
+
+static struct fuse_entry_param shown_entry(const struct fuse_entry_param *e)
+{
+    struct fuse_entry_param out = *e;
+    out.attr.st_ino = shown_ino(e->attr.st_ino);
+    return out;
 }
 
 static void set_timeout(double timeout_s, uint64_t *seconds, uint32_t *nanoseconds)
@@ -80,7 +107,7 @@ static struct entry_out entry_out_of(const struct fuse_entry_param *e)
     out.generation = e->generation;
     set_timeout(e->entry_timeout, &out.entry_valid, &out.entry_valid_nsec);
     set_timeout(e->attr_timeout, &out.attr_valid, &out.attr_valid_nsec);
-    out.attr.ino = st->st_ino;
+    out.attr.ino = shown_ino(st->st_ino);
     out.attr.size = (uint64_t)st->st_size;
     out.attr.blocks = (uint64_t)st->st_blocks;
     out.attr.atime = (uint64_t)st->st_atim.tv_sec;
@@ -100,6 +127,9 @@ static struct entry_out entry_out_of(const struct fuse_entry_param *e)
 
 typedef int (*reply_open_call)(fuse_req_t, const struct fuse_file_info *);
 typedef int (*reply_create_call)(fuse_req_t, const struct fuse_entry_param *, const struct fuse_file_info *);
+typedef int (*reply_entry_call)(fuse_req_t, const struct fuse_entry_param *);
+typedef int (*reply_attr_call)(fuse_req_t, const struct stat *, double);
+typedef size_t (*add_direntry_call)(fuse_req_t, char *, size_t, const char *, const struct fuse_entry_param *, off_t);
 
 int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *fi)
 {
@@ -107,8 +137,8 @@ int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *fi)
         struct open_out out = take_open_out();
         return fuse_reply_buf(req, (const char *)&out, sizeof(out));
     }
-    reply_open_call real = (reply_open_call)dlsym(RTLD_NEXT, "fuse_reply_open");
-    return real ? real(req, fi) : fuse_reply_err(req, ENOSYS);
+    REAL(reply_open_call, "fuse_reply_open");
+    return real(req, fi);
 }
 
 int fuse_reply_create(fuse_req_t req, const struct fuse_entry_param *e, const struct fuse_file_info *fi)
@@ -119,8 +149,34 @@ int fuse_reply_create(fuse_req_t req, const struct fuse_entry_param *e, const st
         out.open = take_open_out();
         return fuse_reply_buf(req, (const char *)&out, sizeof(out));
     }
-    reply_create_call real = (reply_create_call)dlsym(RTLD_NEXT, "fuse_reply_create");
-    return real ? real(req, e, fi) : fuse_reply_err(req, ENOSYS);
+    REAL(reply_create_call, "fuse_reply_create");
+    struct fuse_entry_param shown = shown_entry(e);
+    return real(req, &shown, fi);
+}
+
+int fuse_reply_entry(fuse_req_t req, const struct fuse_entry_param *e)
+{
+    REAL(reply_entry_call, "fuse_reply_entry");
+    struct fuse_entry_param shown = shown_entry(e);
+    return real(req, &shown);
+}
+
+int fuse_reply_attr(fuse_req_t req, const struct stat *attr, double timeout_s)
+{
+    REAL(reply_attr_call, "fuse_reply_attr");
+    struct stat shown = *attr;
+    shown.st_ino = shown_ino(attr->st_ino);
+    return real(req, &shown, timeout_s);
+}
+
+size_t fuse_add_direntry_plus(fuse_req_t req, char *buf, size_t room, const char *name,
+                              const struct fuse_entry_param *e, off_t off)
+{
+    static add_direntry_call real;
+    struct fuse_entry_param shown = shown_entry(e);
+    if (!real)
+        real = (add_direntry_call)dlsym(RTLD_NEXT, "fuse_add_direntry_plus");
+    return real ? real(req, buf, room, name, &shown, off) : room + 1;
 }
 
 static PyObject *arm(PyObject *self, PyObject *args)
@@ -144,7 +200,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_replies", "OPEN and CREATE replies with a backing id.", -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_replies", "FUSE replies with a backing id, or of a second node.", -1, methods, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__replies(void)

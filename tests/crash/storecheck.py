@@ -32,6 +32,8 @@ from ckptfs.store.segment_format import SEGMENTS_PATH, decode_location, segment_
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import STAGING_PATH
 
+_LEAST_LOOKS = 5
+
 
 class Look:
     """One look at the store, as of the last commit of its index."""
@@ -146,8 +148,13 @@ class Look:
 
 
 def check(root: str, most_s: float) -> dict[str, object]:
-    """Look until nothing is wrong, at most for `most_s`; what was wrong at every look."""
+    """Look until nothing is wrong, at most for `most_s`; what was wrong at every look.
+
+    A look is one of the index as of a commit, and of files that go on changing; on a busy machine it alone
+    may take longer than `most_s`, and says nothing then of what was about to be done: so there are several.
+    """
     deadline = time.monotonic() + most_s
+    looks = 0
     known_good: set[ChunkId] = set()
     checked_bytes = 0
     wrong: set[str] | None = None
@@ -155,9 +162,10 @@ def check(root: str, most_s: float) -> dict[str, object]:
         look = Look(root, known_good)
         checked_bytes += look.checked_bytes
         wrong = look.findings if wrong is None else wrong & look.findings
-        if not wrong or time.monotonic() >= deadline:
+        looks += 1
+        if not wrong or (time.monotonic() >= deadline and looks >= _LEAST_LOOKS):
             return {"findings": sorted(wrong), "versions": look.versions, "checked_bytes": checked_bytes}
-        time.sleep(0.3)
+        time.sleep(1.0)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,68 @@
+"""The numbers by which the kernel knows live inodes: node ids, and how often it holds each.
+
+One rule: a node id is the inode number, and stays so for whoever reads. Only a file that is about to
+be changed while the kernel reads its stored bytes by itself gets a second node, for everybody who
+comes later; the first is left to its readers, who keep the bytes that they opened.
+
+A node cannot change what it reads: the kernel refuses an open of a node that is in another mode, and
+a segment must never be the backing file of a writer. Source: SEMANTICS.md, "Write paths".
+"""
+
+from __future__ import annotations
+
+from ckptfs.fusefs.lookups import Lookups
+
+SECOND_NODE = 1 << 61
+"""The bit of a second node's id; native/replies.c shows st_ino without it."""
+_FIRST_VIRTUAL = SECOND_NODE << 1
+
+
+class Nodes:
+    """Node ids of live inodes. Belongs to the trio thread.
+
+    `_split` holds, per inode with two nodes, how often the kernel holds the first and the second.
+    """
+
+    def __init__(self, lookups: Lookups) -> None:
+        self._lookups = lookups
+        self._split: dict[int, list[int]] = {}
+
+    @staticmethod
+    def ino_of(node: int) -> int:
+        """The inode of a node; nodes of versions have one each."""
+        return node & ~SECOND_NODE if node < _FIRST_VIRTUAL else node
+
+    def node_of(self, ino: int) -> int:
+        """The node that everybody who asks now is given."""
+        return ino | SECOND_NODE if ino in self._split else ino
+
+    def is_left(self, node: int) -> bool:
+        """Whether the node is a first one whose inode has a second."""
+        return node in self._split
+
+    def is_second(self, ino: int) -> bool:
+        """Whether the inode's present node is a second one: such a node is never split again."""
+        return ino in self._split
+
+    def split(self, ino: int) -> None:
+        """Give an inode its second node."""
+        assert ino not in self._split, "a second node has no readers that keep older bytes"
+        self._split[ino] = [self._lookups.count(ino), 0]
+
+    def remember(self, ino: int) -> None:
+        """The kernel was given the inode's present node once more."""
+        self._lookups.remember(ino)
+        if ino in self._split:
+            self._split[ino][1] += 1
+
+    def forget(self, node: int, count: int) -> bool:
+        """The kernel forgot a node `count` times; True if it holds no node of the inode any more."""
+        ino = self.ino_of(node)
+        gone = self._lookups.forget(ino, count)
+        if ino in self._split:
+            held = self._split[ino]
+            at = node != ino
+            held[at] = max(held[at] - count, 0)
+            if gone or not any(held):
+                del self._split[ino]
+        return gone
