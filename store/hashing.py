@@ -75,4 +75,4 @@ class WholeHash:
 
 def crc64(payload: Buffer, previous: int = 0) -> int:
     """CRC-64/NVME (check value of b"123456789": 0xae8b14860a799888)."""
-    return int(checksums.crc64nvme(bytes(payload), previous))
+    return int(checksums.crc64nvme(payload, previous))

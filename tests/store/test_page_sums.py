@@ -28,7 +28,7 @@ GOLDEN_RUN = bytes.fromhex(
 
 def test_golden_bytes() -> None:
     assert encode_page_sums([1, (1 << 64) - 1]) == GOLDEN_SUMS
-    assert decode_page_sums(GOLDEN_SUMS) == (1, (1 << 64) - 1)
+    assert list(decode_page_sums(GOLDEN_SUMS)) == [1, (1 << 64) - 1]
     assert encode_run(RUN) == GOLDEN_RUN
     assert decode_run(GOLDEN_RUN) == RUN
     assert (RUN.corrupt, RUN.healed) == (4, 1)
@@ -37,7 +37,7 @@ def test_golden_bytes() -> None:
 @given(st.lists(st.integers(0, (1 << 64) - 1), max_size=20), st.data())
 def test_any_flipped_bit_of_the_sums_is_corrupt(sums: list[int], data: st.DataObject) -> None:
     encoded = bytearray(encode_page_sums(sums))
-    assert decode_page_sums(bytes(encoded)) == tuple(sums)
+    assert list(decode_page_sums(bytes(encoded))) == sums
     encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(Corrupt):
         decode_page_sums(bytes(encoded))
