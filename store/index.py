@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import islice, takewhile
 
 import lmdb
 
@@ -174,19 +175,14 @@ class Index:
     ) -> list[tuple[bytes, bytes]]:
         """Up to `limit` (key, value) pairs in key order: keys with `prefix`, at or behind `start`."""
         assert self._thread == threading.get_ident(), "the index belongs to one thread"
-        rows: list[tuple[bytes, bytes]] = []
         if self._tables[table] is None:
-            return rows
+            return []
         with self._transaction.cursor(db=self._tables[table]) as cursor:
             seek = max(prefix, start) if start is not None else prefix
-            found = cursor.set_range(seek) if seek else cursor.first()
-            while found and (limit is None or len(rows) < limit):
-                key, value = cursor.item()
-                if not key.startswith(prefix):
-                    break
-                rows.append((key, value))
-                found = cursor.next()
-        return rows
+            if not (cursor.set_range(seek) if seek else cursor.first()):
+                return []
+            rows: Iterator[tuple[bytes, bytes]] = islice(cursor.iternext(), limit)
+            return list(takewhile(lambda row: row[0].startswith(prefix), rows) if prefix else rows)
 
     def last_key(self, table: Table, prefix: bytes) -> bytes | None:
         """The greatest key with `prefix` (of keys whose next byte is below 0xff)."""

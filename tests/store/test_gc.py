@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 from saved_store import SavedStore, contents
 
 from ckptfs.store.disk import Disk, Space
@@ -56,6 +58,40 @@ def test_a_chunk_has_the_lowest_stage_that_reaches_it() -> None:
     marks.settle()
     assert stages(marks, A, B, C, D) == [2, 1, KEPT, UNREACHED]
     assert len(marks) == 3
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.lists(st.integers(0, 40), max_size=300), st.integers(0, 3)),
+            st.tuples(st.integers(0, 40), st.integers(0, 3)),
+            st.sampled_from(["settle", "ask"]),
+        )
+    )
+)
+def test_marks_are_as_a_dict_would_have_them(steps: list[object]) -> None:
+    marks, expected = Marks(), dict[ChunkId, int]()
+    chunks = [chunk_id(b"%d" % number) for number in range(42)]
+    for step in steps:
+        match step:
+            case (list() as numbers, int() as stage):
+                reached = [chunks[number] for number in numbers]
+                marks.add(marks_of_chunks(reached), stage)
+            case (int() as number, int() as stage):
+                reached = [chunks[number]]
+                marks.add_one(chunks[number], stage)
+            case "settle":
+                marks.settle()
+                continue
+            case _:
+                assert stages(marks, *chunks) == [expected.get(chunk, UNREACHED) for chunk in chunks]
+                continue
+        for chunk in reached:
+            expected[chunk] = min(stage, expected.get(chunk, UNREACHED))
+    assert stages(marks, *chunks) == [expected.get(chunk, UNREACHED) for chunk in chunks]
+    marks.settle()
+    assert stages(marks, *chunks) == [expected.get(chunk, UNREACHED) for chunk in chunks]
+    assert len(marks) == len(expected)
 
 
 def test_no_marks_and_no_questions() -> None:
