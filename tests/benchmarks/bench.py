@@ -1,6 +1,8 @@
 """How fast a mount is, against the file system below it and against JuiceFS.
 
-    ./dev bench [--mib 1268] [--rounds 9] [--only NAME]... [--folder DIR] [--out DIR]
+    ./dev bench [--mib 1268] [--rounds 9] [--chunks 10000000] [--only NAME]... [--folder DIR] [--out DIR]
+
+NAME is writing, reading, publishing, metadata, or one that sets up its places itself: scale (a large index).
 
 Each round runs every place once, in an order that changes, so that what the machine does meanwhile meets
 all of them alike; figures are medians of ratios within a round. Nothing here asserts. Keep the machine quiet.
@@ -18,15 +20,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 
 import checkpoints
 import places
 import report
-from places import Place
+import scale
+from places import Asked, Place
 from report import Figure
 
 CLIENT = [sys.executable, str(Path(__file__).with_name("client.py"))]
 ACTION_LIMIT_S = 900
+SIDE_BY_SIDE = ("writing", "reading", "publishing", "metadata")
+ALONE: dict[str, Callable[[Asked], Iterator[Figure]]] = {"scale": scale.figures}
 
 
 class Bench:
@@ -214,20 +220,37 @@ def main() -> None:
     )
     parser.add_argument("--mib", type=int, default=1268)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", action="append", choices=["writing", "reading", "metadata", "publishing"])
+    parser.add_argument("--chunks", type=int, default=10_000_000, help="in the largest index of `scale`")
+    parser.add_argument("--only", action="append", choices=[*SIDE_BY_SIDE, *ALONE])
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="the file system to measure on")
     parser.add_argument("--out", type=Path, default=Path("benchmark"), help="where the JSON and the chart go")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ckptfs-bench-", dir=options.folder))
-    try:
-        with all_places(folder) as here:
+    names = options.only or [*SIDE_BY_SIDE, *ALONE]
+    figures: list[Figure] = []
+    if wanted := [name for name in names if name in SIDE_BY_SIDE]:
+        with _own_folder(options.folder) as folder, all_places(folder) as here:
             bench = Bench(here, folder, options.mib, options.rounds)
-            for name in options.only or ["writing", "reading", "publishing", "metadata"]:
+            for name in wanted:
                 getattr(bench, name)()
-            options.out.mkdir(parents=True, exist_ok=True)
-            report.save(bench.figures, options.out / "figures.json")
-            report.draw(bench.figures, options.out / "figures.png")
-            report.show(bench.figures)
+        figures += bench.figures
+    for name in [name for name in names if name in ALONE]:
+        with _own_folder(options.folder) as folder:
+            for figure in ALONE[name](Asked(folder, options.mib, options.rounds, options.chunks)):
+                print(
+                    f"{figure.name}, {figure.place}: {median(figure.seconds):.3f} {figure.unit}", flush=True
+                )
+                figures.append(figure)
+    options.out.mkdir(parents=True, exist_ok=True)
+    report.save(figures, options.out / "figures.json")
+    report.draw(figures, options.out / "figures.png")
+    report.show(figures)
+
+
+@contextmanager
+def _own_folder(parent: Path) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="ckptfs-bench-", dir=parent))
+    try:
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -42,6 +42,17 @@ class Place:
         return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a benchmark is to do: `folder` is its own, on the file system that is measured; `mib` is the size
+    of a checkpoint set, `chunks` that of the largest index."""
+
+    folder: Path
+    mib: int
+    rounds: int
+    chunks: int
+
+
 @contextmanager
 def native(folder: Path) -> Iterator[Place]:
     """A directory of the file system itself."""
@@ -51,9 +62,14 @@ def native(folder: Path) -> Iterator[Place]:
 
 
 @contextmanager
-def ckptfs(folder: Path, write_path: str, **config: float | str) -> Iterator[Place]:
-    """A mount; by default nothing is published unless somebody asks, so that only writing is measured."""
-    home = folder / f"ckptfs-{write_path}"
+def ckptfs(
+    folder: Path, write_path: str, *, home: Path | None = None, **config: float | str
+) -> Iterator[Place]:
+    """A mount; by default nothing is published unless somebody asks, so that only writing is measured.
+
+    `home` is where mount point, store and logs are; the store in it may be there already.
+    """
+    home = home or folder / f"ckptfs-{write_path}"
     settings = {"settle_s": 3600.0, "settle_max_s": 7200.0, "write_path": write_path, **config}
     with Mount(home / "mnt", home / "store", logs=home, config=settings, limit_s=LIMIT_S) as mount:
         yield Place(f"ckptfs {write_path}", mount.path, mount=mount)

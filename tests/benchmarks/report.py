@@ -18,7 +18,8 @@ from rich.table import Table
 class Figure:
     """One action at one place: seconds per round, and those of the place it is compared with, round by round.
 
-    `goal` is a ratio to native (at least), or seconds (at most) with `in_seconds`.
+    `goal` is a ratio to native (at least); with `in_seconds` it is about the figure itself: at most, or with
+    `at_least` at least so much. Where `unit` is not seconds, `seconds` and `native_s` are in that unit.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Figure:
     data_bytes: int = 0
     goal: float | None = None
     in_seconds: bool = False
+    at_least: bool = False
+    unit: str = "s"
 
     @property
     def ratio(self) -> float | None:
@@ -44,7 +47,8 @@ class Figure:
         if self.goal is None:
             return None
         if self.in_seconds:
-            return median(self.seconds) <= self.goal
+            found = median(self.seconds)
+            return found >= self.goal if self.at_least else found <= self.goal
         return self.ratio is not None and self.ratio >= self.goal
 
     def cpu_per_gib(self, seconds: list[float]) -> float | None:
@@ -55,14 +59,16 @@ class Figure:
 def show(figures: list[Figure]) -> None:
     """The table."""
     table = Table(title="medians; ratio = time of native / time here, in the same round")
-    for column in ("figure", "place", "seconds", "ratio", "CPU s/GiB client", "daemon", "goal", ""):
+    for column in ("figure", "place", "median", "", "ratio", "CPU s/GiB client", "daemon", "goal", ""):
         table.add_column(column, justify="left" if column in ("figure", "place", "") else "right")
     for figure in figures:
-        goal = "" if figure.goal is None else f"{'≤' if figure.in_seconds else '≥'} {figure.goal:g}"
+        bound = "≤" if figure.in_seconds and not figure.at_least else "≥"
+        goal = "" if figure.goal is None else f"{bound} {figure.goal:.3g}"
         table.add_row(
             figure.name,
             figure.place,
             f"{median(figure.seconds):.3f}",
+            figure.unit,
             "" if figure.ratio is None else f"{figure.ratio:.2f}",
             _number(figure.cpu_per_gib(figure.client_cpu_s)),
             _number(figure.cpu_per_gib(figure.daemon_cpu_s)),
