@@ -2,7 +2,8 @@
 
     ./dev bench [--mib 1268] [--rounds 9] [--chunks 10000000] [--only NAME]... [--folder DIR] [--out DIR]
 
-NAME is writing, reading, publishing, metadata, or one that sets up its places itself: scale (a large index).
+NAME is writing, reading, publishing, metadata, or one that sets up its places itself: scale (a large index),
+slow-disk (a store on a disk of 150 MB/s).
 
 Each round runs every place once, in an order that changes, so that what the machine does meanwhile meets
 all of them alike; figures are medians of ratios within a round. Nothing here asserts. Keep the machine quiet.
@@ -13,8 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,13 +25,16 @@ import checkpoints
 import places
 import report
 import scale
+import slow_disk
+from client_run import run_client
 from places import Asked, Place
 from report import Figure
 
-CLIENT = [sys.executable, str(Path(__file__).with_name("client.py"))]
-ACTION_LIMIT_S = 900
 SIDE_BY_SIDE = ("writing", "reading", "publishing", "metadata")
-ALONE: dict[str, Callable[[Asked], Iterator[Figure]]] = {"scale": scale.figures}
+ALONE: dict[str, Callable[[Asked], Iterator[Figure]]] = {
+    "scale": scale.figures,
+    "slow-disk": slow_disk.figures,
+}
 
 
 class Bench:
@@ -179,19 +181,6 @@ class Bench:
     def _make_names(self, place: Place) -> None:
         self._remove_names(place)
         run_client("make_names", place.path / "names", "")
-
-
-def run_client(action: str, target: Path, argument: str) -> tuple[float, float]:
-    """(seconds, CPU seconds) that a client says an action took."""
-    done = subprocess.run(
-        [*CLIENT, action, str(target), argument],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=ACTION_LIMIT_S,
-    )
-    wall_s, cpu_s = map(float, done.stdout.split())
-    return wall_s, cpu_s
 
 
 def _restart(place: Place) -> None:
