@@ -59,7 +59,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     Every `scrub_every_days` all that is stored is read again and checked, at `scrub_rate_mib_s` MiB a
     second (0: never by itself). `digests`: whole-file digests are made of what versions hold, in the
-    background.
+    background. `metrics`: where Prometheus finds the daemon's figures, an address such as
+    "127.0.0.1:9469" or the path of a file that ends in ".prom" (for the node exporter's textfile
+    collector); "" keeps none. Units stand in it by their ids, with `metrics_names` by name.
     """
 
     settle_s: Seconds = 2.0
@@ -71,6 +73,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
+    metrics: str = ""
+    metrics_names: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     write_path: Literal["auto", "plain"] = "auto"
 
@@ -130,6 +134,22 @@ def size_bytes(size: int | str) -> int:
     return int(float(found[1]) * factor)
 
 
+def is_metrics_file(metrics: str) -> bool:
+    """Whether `metrics` names a file and not an address."""
+    return metrics.startswith("/") and metrics.endswith(".prom")
+
+
+def metrics_address(metrics: str) -> tuple[str, int]:
+    """Host and port of "127.0.0.1:9469" or "[::1]:9469"."""
+    host, _, port = metrics.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise InvalidRequest(
+            f'`metrics`: {metrics!r} is neither an address such as "127.0.0.1:9469" nor an absolute '
+            'path that ends in ".prom"'
+        )
+    return host.strip("[]"), int(port)
+
+
 def _check_key(key: str) -> None:
     known = Config.__struct_fields__
     if key in known:
@@ -154,6 +174,8 @@ def _check_values(config: Config) -> None:
             raise InvalidRequest(f'`policy`: {policy.path!r} is not a glob of units such as "/*"')
     if isinstance(config.min_free, int) and config.min_free < 0:
         raise InvalidRequest("`min_free` is negative")
+    if config.metrics and not is_metrics_file(config.metrics):
+        metrics_address(config.metrics)
     share = _PERCENT.fullmatch(str(config.min_free))
     if share is not None and float(share[1]) >= 100:
         raise InvalidRequest(f"`min_free`: {config.min_free} leaves no room at all")

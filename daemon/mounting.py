@@ -30,6 +30,7 @@ from ckptfs.daemon.key_rotation import read_rotations, rotate_key
 from ckptfs.daemon.keys import key_path, load_keyring
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, keep_running
+from ckptfs.daemon.measuring import Measuring, MetricsServer
 from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.places import make_socket_folder, socket_path
@@ -146,6 +147,8 @@ class Mount:
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
                 nursery.start_soon(keep_running, "scrubbing", self._scrubbing.run)
+                if self._config.metrics:
+                    nursery.start_soon(keep_running, "metrics", self._make_metrics().run)
                 if self._config.digests:
                     nursery.start_soon(keep_running, "making digests", self._digesting.run)
                 nursery.start_soon(stop.watch_signals)
@@ -230,6 +233,14 @@ class Mount:
             WholeFiles(parts.disk, parts.segments, trio.CapacityLimiter(1)),
             lambda: not scheduler.is_publishing and parts.disk.space().available >= keeper.min_free_bytes(),
         )
+
+    def _make_metrics(self) -> MetricsServer:
+        parts, config = self._parts, self._config
+        names = config.metrics_names
+        measuring = Measuring(
+            parts.disk, parts.segments, parts.histories, self.face, self._keeper, self._facts, names=names
+        )
+        return MetricsServer(measuring.figures, config.metrics)
 
     def _make_service(self) -> Service:
         parts, face = self._parts, self.face

@@ -99,7 +99,7 @@ class Queries:
         """How things are; `units` are those to be listed."""
         facts = await self._facts()
         return {
-            "version": _program_version(),
+            "version": program_version(),
             "mountpoint": facts.mountpoint,
             "store": self._disk.root,
             "write_path": facts.write_path,
@@ -306,7 +306,7 @@ def iso_time(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 1000:06d}Z"
 
 
-def _program_version() -> str:
+def program_version() -> str:
     try:
         return metadata.version("ckptfs")
     except metadata.PackageNotFoundError:

@@ -74,14 +74,14 @@ class Files:
 
     # -- opening and closing ---------------------------------------------------------------
 
-    async def open(self, ino: int, *, write: bool, truncate: bool) -> None:
+    async def open(self, ino: int, *, write: bool, truncate: bool, names_node: bool = False) -> None:
         """Open a regular file once more. Raises as the store does; then nothing is open.
 
-        ESTALE: to be changed while the kernel reads its stored bytes; see `leave_readers`.
+        ESTALE as `leave_readers`, unless the reply that follows `names_node` anyway.
         """
         if write or truncate:
             await self.claim(ino)
-            self.leave_readers(ino)
+            self.leave_readers(ino, names_node=names_node)
         if truncate:
             await self.truncate_to_nothing(ino)
         open_file = self._staged.enter(ino)
@@ -115,12 +115,13 @@ class Files:
         if ino not in self.open_files:
             self._stored_reads.detach(ino)
 
-    def leave_readers(self, ino: int) -> None:
+    def leave_readers(self, ino: int, *, names_node: bool = False) -> None:
         """Before a change: whoever has the kernel read the file's stored bytes keeps them. ESTALE then makes
         the kernel look the name up again, and that gives it another node (see nodes.py)."""
         if self._stored_reads.is_serving(ino):
             self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
-            raise PosixError(errno.ESTALE)
+            if not names_node:
+                raise PosixError(errno.ESTALE)
 
     def is_attached(self, ino: int) -> bool:
         """Whether the kernel reads and writes its staging file itself."""

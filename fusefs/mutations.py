@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -59,6 +59,20 @@ class Mutations:
         self._is_known = is_known
         self.on_renamed: Callable[[int, int, bytes], None] = lambda ino, parent, name: None
         self.on_directory_gone: Callable[[int], None] = lambda ino: None
+
+    def new_mode(
+        self, parent: int, mode: int, uid: int, gid: int, groups: Callable[[], Iterable[int]]
+    ) -> int:
+        """The mode of what `uid` makes in a directory. As inode_init_owner(9): a set-gid executable in a
+        set-gid directory keeps the bit only for members of the directory's group. `groups()` are the
+        caller's further groups."""
+        directory = self._namespace.inode(parent)
+        both = stat.S_ISGID | stat.S_IXGRP
+        if mode & both != both or not directory.mode & stat.S_ISGID or uid == 0:
+            return mode
+        if directory.gid == gid or directory.gid in groups():
+            return mode
+        return mode & ~stat.S_ISGID
 
     def create(self, parent: int, name: bytes, mode: int, uid: int, gid: int) -> int:
         """A new regular file, open for writing. Returns its inode number."""

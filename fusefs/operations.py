@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.replies import Replies, negative, statfs_of
+from ckptfs.fusefs.request_times import RequestTimes
 from ckptfs.fusefs.seams import Room, Snapshots
 from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.fusefs.versioned_files import VersionedFiles
@@ -48,15 +50,19 @@ def answered(
 ) -> Callable[Concatenate[CkptfsOperations, P], Coroutine[Any, Any, R]]:
     """Turn what a handler raises into an errno for the client, and never let it go further."""
 
+    kind = handler.__name__
+
     @functools.wraps(handler)
     async def answer(self: CkptfsOperations, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        begun, code = time.perf_counter(), 0
         try:
             return await handler(self, *args, **kwargs)
-        except FUSEError:
-            raise
         except Exception as e:
-            self._failures.report(handler.__name__, args, e)
-            raise FUSEError(errno_of(e)) from None
+            code = errno_of(e)
+            self._failures.report(kind, args, e)
+            raise FUSEError(code) from None
+        finally:
+            self.times.note(kind, time.perf_counter() - begun, code)
 
     return answer
 
@@ -95,6 +101,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self._versioned = versioned
         self._snapshots = snapshots
         self.strips_privileges = False
+        self.times = RequestTimes()
         self._space = room.space
         self._room_for_writing = room.before_writing
 
@@ -140,15 +147,10 @@ class CkptfsOperations(pyfuse3.Operations):
         if existing is not None:
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
-            try:
-                info = await self._open_live(existing, flags, ctx.uid)
-            except PosixError as e:
-                if e.code != errno.ESTALE:
-                    raise
-                info = await self._open_live(existing, flags, ctx.uid)  # this reply names the node
+            info = await self._open_live(existing, flags, ctx.uid, names_node=True)
             return info, self._replies.remembered(self._namespace.attributes(existing))
         await self._room_for_writing()
-        mode = self._without_foreign_setgid(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
+        mode = self._new_mode(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
         if ctx.uid and self.strips_privileges:
             self._files.note_unprivileged_writer(ino)
@@ -173,7 +175,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         _live(parent_inode)
-        mode = self._without_foreign_setgid(parent_inode, mode, ctx)
+        mode = self._new_mode(parent_inode, mode, ctx)
         ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
         return self._replies.remembered(self._namespace.attributes(ino))
 
@@ -304,15 +306,20 @@ class CkptfsOperations(pyfuse3.Operations):
     async def read(self, fh: int, off: int, size: int) -> bytes:
         ino = fh >> 1
         if ino >= FIRST_VIRTUAL_INO:
-            return self._versioned.read(ino, off, size)
-        return self._files.read(Nodes.ino_of(ino), off, size)
+            found = self._versioned.read(ino, off, size)
+        else:
+            found = self._files.read(Nodes.ino_of(ino), off, size)
+        self.times.read_bytes += len(found)
+        return found
 
     @answered
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         ino = Nodes.ino_of(fh >> 1)
         if self.strips_privileges and (set_ids := self._files.privileges_at_write(ino)) is not None:
             self._attributes.strip_privileges(ino, set_ids=set_ids)
-        return await self._files.write(ino, off, buf)
+        written = await self._files.write(ino, off, buf)
+        self.times.written_bytes += written
+        return written
 
     @answered
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -357,14 +364,15 @@ class CkptfsOperations(pyfuse3.Operations):
 
     # -- shared ----------------------------------------------------------------------------
 
-    async def _open_live(self, ino: int, flags: int, uid: int) -> FileInfo:
+    async def _open_live(self, ino: int, flags: int, uid: int, *, names_node: bool = False) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
         if write:
             await self._room_for_writing()
-        await self._files.open(ino, write=write, truncate=bool(flags & os.O_TRUNC))
+        truncate = bool(flags & os.O_TRUNC)
+        await self._files.open(ino, write=write, truncate=truncate, names_node=names_node)
         try:
             if self.strips_privileges:
-                if flags & os.O_TRUNC:
+                if truncate:
                     self._attributes.strip_privileges(ino, set_ids=uid != 0)
                 if write and uid:
                     self._files.note_unprivileged_writer(ino)
@@ -382,16 +390,9 @@ class CkptfsOperations(pyfuse3.Operations):
             raise PosixError(errno.ESTALE)
         return shown
 
-    def _without_foreign_setgid(self, parent: int, mode: int, ctx: RequestContext) -> int:
-        """As inode_init_owner(9): a set-gid executable in a set-gid directory keeps the bit only
-        for members of the directory's group."""
-        directory = self._namespace.inode(parent)
-        both = stat.S_ISGID | stat.S_IXGRP
-        if mode & both != both or not directory.mode & stat.S_ISGID or ctx.uid == 0:
-            return mode
-        if directory.gid == ctx.gid or directory.gid in pyfuse3.get_sup_groups(ctx.pid):
-            return mode
-        return mode & ~stat.S_ISGID
+    def _new_mode(self, parent: int, mode: int, ctx: RequestContext) -> int:
+        groups = functools.partial(pyfuse3.get_sup_groups, ctx.pid)
+        return self._mutations.new_mode(parent, mode, ctx.uid, ctx.gid, groups)
 
 
 def _live(ino: int) -> None:

@@ -111,6 +111,11 @@ class Quiet:
         activity = self._dirs.get(directory)
         return activity is not None and activity.last_major > then
 
+    def waiting_s(self, now: float) -> float:
+        """For how long the oldest change that is in no version has been waiting; 0 if none is."""
+        oldest = min((min(one.changed.values()) for one in self._dirs.values() if one.changed), default=now)
+        return now - oldest
+
     def due(self, directories: Iterable[int], now: float, writers_of: Callable[[int], set[int]]) -> Due:
         """What to do with the unit whose changed directories these are."""
         quiet, settled_only, publish = set(), set(), False

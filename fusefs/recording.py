@@ -69,6 +69,7 @@ class Recorder:
         self._facts = facts
         self._clock = clock
         self._new_id = new_id
+        self.versions_made = 0
 
     @property
     def last_save_bytes(self) -> int:
@@ -187,6 +188,7 @@ class Recorder:
     def _list(self, unit: Unit, record: VersionRecord, change: Change) -> None:
         self._histories.append_version(record, change)
         self._namespace.index.apply(change, sync=True)
+        self.versions_made += 1
         name = unit.name.decode(errors="replace")
         log.info("published %s of %s: %s, %d files", record.name, name, record.state, record.files)
 

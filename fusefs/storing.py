@@ -49,7 +49,11 @@ class Waiting:
 
 
 class Storing:
-    """Runs ingest for live and pinned files. Belongs to the trio thread."""
+    """Runs ingest for live and pinned files. Belongs to the trio thread.
+
+    `pending_bytes` are those of the present call, `stored_bytes` and `stored_files` count live files since
+    the mount.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Storing:
         self._segments = segments
         self._ingest = ingest
         self._grown: dict[int, tuple[RecipeId, Recipe, Growth]] = {}
-        self.pending_bytes = 0
+        self.pending_bytes = self.stored_bytes = self.stored_files = 0
 
     async def store(self, waiting: Sequence[Waiting]) -> set[object]:
         """Store what can be stored. Durable when: this returned (for each file that it committed).
@@ -249,6 +253,8 @@ class Storing:
             mtime_ns=shown.mtime_ns,
             ctime_ns=shown.ctime_ns,
         )
+        self.stored_bytes += done.size
+        self.stored_files += 1
         self._files.switch_to_stored(ino)
         self._files.note_stored(ino, done.recipe)
         self._files.preimages.closed_at.pop(ino, None)

@@ -30,9 +30,9 @@ _CORRUPTIONS = 1000
 class Segments:
     """The stored chunks. Every method belongs to the index thread.
 
-    `corruptions` holds the last mismatches as (chunk, place); `pins` the chunks that no record
-    names yet; `suspect` the segments in which a chunk was bad, so that every hit in them is checked;
-    `damaged` those of them that the quarantine has not seen yet.
+    `corruptions` holds the last mismatches as (chunk, place), of `corruption_count` in all; `pins` the
+    chunks that no record names yet; `suspect` the segments in which a chunk was bad, so that every hit in
+    them is checked; `damaged` those of them that the quarantine has not seen yet.
     """
 
     def __init__(self, disk: Disk, index: Index) -> None:
@@ -45,6 +45,7 @@ class Segments:
         self.suspect: set[int] = set()
         self.damaged: set[int] = set()
         self.corruptions: deque[tuple[ChunkId, Place]] = deque(maxlen=_CORRUPTIONS)
+        self.corruption_count = 0
         rows = index.scan(Table.SEGMENT)
         self._payload_bytes = sum(decode_facts(facts).payload_bytes for _, facts in rows)
 
@@ -154,6 +155,7 @@ class Segments:
     def note_bad(self, bad: Bad) -> None:
         """One chunk was found wrong: nothing of its segment is trusted any longer."""
         self.corruptions.append((bad.chunk, place_of(bad.location)))
+        self.corruption_count += 1
         self.suspect.add(bad.location.segment)
         self.damaged.add(bad.location.segment)
         self.verified.remove_segment(bad.location.segment)
