@@ -16,7 +16,15 @@ from collections.abc import Sequence
 
 import typer
 
-from ckptfs.daemon import cli_checks, cli_digests, cli_keys, cli_lifetime, cli_proofs, cli_versions
+from ckptfs.daemon import (
+    cli_checks,
+    cli_digests,
+    cli_doctor,
+    cli_keys,
+    cli_lifetime,
+    cli_proofs,
+    cli_versions,
+)
 from ckptfs.daemon.cli_output import Failed, one_line
 from ckptfs.store.errors import CkptfsError
 
@@ -33,7 +41,7 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for group in (cli_lifetime, cli_versions, cli_checks, cli_digests, cli_keys, cli_proofs):
+    for group in (cli_lifetime, cli_versions, cli_checks, cli_digests, cli_keys, cli_proofs, cli_doctor):
         group.register(app)
     return app
 

@@ -109,7 +109,7 @@ def _clear_dead(path: str) -> None:
             return
         if entry.is_ckptfs and _answers(entry):
             raise Conflict(f"{path} is mounted already: `ckptfs umount {path}` first")
-        if not _is_dead(path):
+        if not is_dead(path):
             raise Conflict(f"something is mounted at {path} already; unmount it or choose another place")
         if not entry.is_ckptfs:
             raise Unavailable(f"a dead mount lies at {path}; clear it with `umount -l {path}`")
@@ -128,8 +128,9 @@ def _answers(entry: MountEntry) -> bool:
         return True
 
 
-def _is_dead(path: str) -> bool:
-    """Whether stat(2) says ENOTCONN; asked by another process, which may wait for ever if it hangs."""
+def is_dead(path: str) -> bool:
+    """Whether stat(2) says ENOTCONN; asked by another process, which may wait for ever if it hangs.
+    Unavailable if it does."""
     asked = subprocess.Popen(
         ["stat", "--", path],
         stdin=subprocess.DEVNULL,

@@ -25,7 +25,10 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class MountEntry:
-    """One mount: its path, file system type, source, and for FUSE who mounted it and who may enter it."""
+    """One mount: its path, file system type, source, and for FUSE who mounted it and who may enter it.
+
+    `is_shared`: what is mounted below it later shows up in containers that have it as a slave.
+    """
 
     path: str
     file_system: str
@@ -33,6 +36,7 @@ class MountEntry:
     minor: int
     user_id: int = 0
     allow_other: bool = False
+    is_shared: bool = False
 
     @property
     def is_ckptfs(self) -> bool:
@@ -63,6 +67,7 @@ def parse_mountinfo(content: bytes) -> list[MountEntry]:
                 minor=int(front[2].partition(b":")[2]),
                 user_id=int(options.get(b"user_id", b"0")),
                 allow_other=b"allow_other" in options,
+                is_shared=any(field.startswith(b"shared:") for field in front[6:]),
             )
         )
     return entries
