@@ -22,6 +22,7 @@ import trio
 
 from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Addresses
+from ckptfs.daemon.cli_output import human_bytes
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.digesting import Digesting
@@ -31,6 +32,7 @@ from ckptfs.daemon.keys import key_path, load_keyring
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, keep_running
 from ckptfs.daemon.measuring import Measuring, MetricsServer
+from ckptfs.daemon.mount_probe import MountProbe
 from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.places import make_socket_folder, socket_path
@@ -40,6 +42,7 @@ from ckptfs.daemon.retaining import Policies, Retainer
 from ckptfs.daemon.rights import Modes
 from ckptfs.daemon.scrubbing import References, Scrubbing
 from ckptfs.daemon.service import Service
+from ckptfs.daemon.service_manager import ServiceManager
 from ckptfs.daemon.space import SpaceKeeper
 from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
@@ -128,6 +131,7 @@ class Mount:
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
         self._quarantine = Quarantine(parts.disk, parts.index, parts.segments, self._keeper.min_free_bytes)
+        self._manager = ServiceManager(os.environ)
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
     async def serve(self, as_json: bool) -> None:
@@ -153,10 +157,12 @@ class Mount:
                     nursery.start_soon(keep_running, "making digests", self._digesting.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)
+                nursery.start_soon(keep_running, "telling the service manager", self._tell_manager)
                 await session.run()
                 log.info("unmounted" if not stop.is_asked else "stopping")
                 nursery.cancel_scope.cancel()
         finally:
+            self._manager.tell(STOPPING="1")
             session.close()
         with trio.CancelScope(shield=True):
             parts, changed = self._parts, list(self.face.drafts.changed_dirs)
@@ -187,6 +193,20 @@ class Mount:
         else:
             where = f"{self._path} on {self._parts.disk.root}"
             print(f"ready: {where}, {facts.write_path} writes ({facts.why})", flush=True)
+
+    async def _tell_manager(self) -> None:
+        probe = MountProbe(self._path)
+        try:
+            await self._manager.run(probe.look, self._state)
+        finally:
+            await probe.close()
+
+    async def _state(self) -> str:
+        """One line for `systemctl status`."""
+        facts = await self._facts()
+        waits = f"{human_bytes(facts.ingest_pending_bytes)} wait" if facts.ingest_pending_bytes else "idle"
+        units = len(self._parts.histories.shown_names())
+        return f"{self._path}: {units} units, {facts.write_path} writes, {waits}"
 
     async def _commit_regularly(self) -> None:
         while True:

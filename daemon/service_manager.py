@@ -1,0 +1,62 @@
+"""Telling systemd how the mount is: ready, stopping, its state in one line, and that it is alive.
+
+One rule: "alive" is said only after another process has asked the mount something and got its answer since
+the last time; so a loop that runs beside a mount that hangs, or the other way round, is not called alive.
+
+Without $NOTIFY_SOCKET nothing is said to anybody. Source: sd_notify(3).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+
+log = logging.getLogger(__name__)
+_STATUS_EVERY_S = 10.0
+_READY_S = 10.0
+_MICROSECONDS = 1_000_000
+
+
+class ServiceManager:
+    """The service manager that started us, if one did. Belongs to the trio thread."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        timeout = environment.get("WATCHDOG_USEC", "")
+        is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog_s = int(timeout) / _MICROSECONDS if timeout.isdecimal() and is_ours else 0.0
+
+    def tell(self, **fields: str) -> None:
+        """One message: READY="1", STATUS="…". Nobody hears it who has gone meanwhile."""
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        message = "\n".join(f"{key}={value}" for key, value in fields.items())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.setblocking(False)
+            try:
+                channel.sendto(message.encode(), address)
+            except OSError as e:
+                log.warning("the service manager could not be told: %s", e)
+
+    async def run(
+        self, look: Callable[[float], Awaitable[bool]], state: Callable[[], Awaitable[str]]
+    ) -> None:
+        """Say that the mount is ready once `look(seconds)` has seen it answer; then every few seconds how
+        things are, and that it is alive as long as it answers. For ever; does nothing if nobody listens."""
+        if not self._address:
+            return
+        while not await look(_READY_S):
+            log.warning("the mount does not answer yet")
+        self.tell(READY="1", STATUS=await state())
+        pause_s = self.watchdog_s / 4 or _STATUS_EVERY_S
+        while True:
+            await trio.sleep(pause_s)
+            if self.watchdog_s and await look(self.watchdog_s / 2):
+                self.tell(WATCHDOG="1")
+            with trio.move_on_after(pause_s):
+                self.tell(STATUS=await state())
