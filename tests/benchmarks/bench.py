@@ -3,7 +3,7 @@
     ./dev bench [--mib 1268] [--rounds 9] [--chunks 10000000] [--only NAME]... [--folder DIR] [--out DIR]
 
 NAME is writing, reading, publishing, metadata, or one that sets up its places itself: scale (a large index),
-slow-disk (a store on a disk of 150 MB/s).
+slow-disk (a store on a disk of 150 MB/s), peers (JuiceFS, S3QL, restic, borg).
 
 Each round runs every place once, in an order that changes, so that what the machine does meanwhile meets
 all of them alike; figures are medians of ratios within a round. Nothing here asserts. Keep the machine quiet.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import checkpoints
+import peers
 import places
 import report
 import scale
@@ -34,6 +38,7 @@ SIDE_BY_SIDE = ("writing", "reading", "publishing", "metadata")
 ALONE: dict[str, Callable[[Asked], Iterator[Figure]]] = {
     "scale": scale.figures,
     "slow-disk": slow_disk.figures,
+    "peers": peers.figures,
 }
 
 

@@ -25,12 +25,14 @@ LIMIT_S = 3600.0
 
 @dataclass(slots=True)
 class Place:
-    """`path` is where clients work; `mount` is there for ckptfs only; `pid` is the daemon's, 0: none."""
+    """`path` is where clients work; `pid` is the daemon's, 0: none; `mount` is there for ckptfs only,
+    `process` for a daemon that was started here otherwise."""
 
     name: str
     path: Path
     pid: int = 0
     mount: Mount | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     def cpu_s(self) -> float:
         """User and system time of the daemon so far."""
@@ -79,33 +81,64 @@ def ckptfs(
 def juicefs(folder: Path) -> Iterator[Place]:
     """JuiceFS, its metadata in SQLite, its objects and cache in directories of the same file system."""
     home = folder / "juicefs"
-    path = home / "mnt"
-    path.mkdir(parents=True)
-    program = shutil.which("juicefs") or str(Path(sys.executable).with_name("juicefs"))
-    meta = f"sqlite3://{home}/meta.db"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    (home / "mnt").mkdir(parents=True)
+    command = ["format", "--storage", "file", "--bucket", f"{home}/objects/", _juicefs_meta(home), "bench"]
     subprocess.run(
-        [program, "format", "--storage", "file", "--bucket", f"{home}/objects/", meta, "bench"],
+        [_juicefs_program(), *command],
         check=True,
         timeout=60,
-        **quiet,  # type: ignore[call-overload]
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    command = [program, "mount", "--no-usage-report", "--cache-dir", f"{home}/cache", meta, str(path)]
-    daemon = subprocess.Popen(command, **quiet)  # type: ignore[call-overload]
+    place = Place("juicefs", home / "mnt")
     try:
-        until = time.monotonic() + 30
-        while not os.path.ismount(path):
-            if time.monotonic() > until:
-                raise TimeoutError("JuiceFS did not mount within 30 s")
-            time.sleep(0.1)
-        yield Place("juicefs", path, daemon.pid)
+        start_juicefs(home, place)
+        yield place
     finally:
-        subprocess.run(["umount", "-l", str(path)], check=False, timeout=30)
-        daemon.terminate()
-        try:
-            daemon.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
+        stop_juicefs(place)
+
+
+def start_juicefs(home: Path, place: Place) -> None:
+    """Mount it; TimeoutError if that takes too long."""
+    command = [
+        "mount",
+        "--no-usage-report",
+        "--cache-dir",
+        f"{home}/cache",
+        _juicefs_meta(home),
+        str(place.path),
+    ]
+    place.process = subprocess.Popen(
+        [_juicefs_program(), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    place.pid = place.process.pid
+    until = time.monotonic() + 30
+    while not os.path.ismount(place.path):
+        if time.monotonic() > until:
+            raise TimeoutError("JuiceFS did not mount within 30 s")
+        time.sleep(0.1)
+
+
+def stop_juicefs(place: Place) -> None:
+    """Unmount it and wait until its daemon has ended."""
+    subprocess.run(["umount", "-l", str(place.path)], check=False, timeout=30, stderr=subprocess.DEVNULL)
+    daemon, place.process = place.process, None
+    if daemon is None:
+        return
+    daemon.terminate()
+    try:
+        daemon.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _juicefs_program() -> str:
+    return shutil.which("juicefs") or str(Path(sys.executable).with_name("juicefs"))
+
+
+def _juicefs_meta(home: Path) -> str:
+    return f"sqlite3://{home}/meta.db"
 
 
 def has_juicefs() -> bool:

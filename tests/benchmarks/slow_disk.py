@@ -2,10 +2,10 @@
 
     ./dev bench --only slow-disk [--mib 700] [--rounds 9]
 
-As root, on a kernel that can hold a block device back (blkio of cgroup v1), the disk is an ext4 in a file of
-`--folder` behind a loop device; otherwise it is that of `--folder` itself, which should then be slow. A save
-is twice what the daemon may have in memory: 16 files, each written, synced and closed. A second one follows
-at once, while the first is stored.
+As root, on a kernel that can hold a block device back (blkio of cgroup v1), the disk is an ext4 in a file
+of `--folder` behind a loop device; otherwise it is that of `--folder` itself, which should then be slow. A
+save is twice what the daemon may have in memory: 16 files, each written, synced and closed. A second one
+follows at once, while the first is stored.
 
 One rule: native is written on the same disk in the same round, while nothing waits to be stored.
 """
