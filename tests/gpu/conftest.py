@@ -1,0 +1,24 @@
+"""What the tests of the device share: the kernels compiled for the CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from emulated import build_emulator, build_kernels
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The object that runs kernels; they are linked to it."""
+    return build_emulator(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory, emulator: Path) -> Path:
+    """The shared library of the shipped kernels."""
+    return build_kernels(tmp_path_factory.mktemp("kernels"), emulator)

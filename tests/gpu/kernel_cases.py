@@ -1,0 +1,99 @@
+"""Runs a compiled set of kernels over extents of every kind; ends with 0 if every answer is right.
+
+    kernel_cases.py LIBRARY SEED all|few|long
+
+A process of its own, since wrong kernels may end it. `few` and `long` are what mutants are tried on.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from emulated import EmulatedHasher, Order
+from guarded import Guarded
+
+from ckptfs.gpu.extents import Extent
+from ckptfs.store.hashing import chunk_id, crc64
+from ckptfs.store.ids import ChunkId
+
+_SEGMENT = 128 << 10
+_AROUND = (1, 2, 16, 32, 64, 128, 256, 512, 960, 1024, 1088, 2048, 3072, 4096, 8192)
+_WHOLE = (64 << 10, 127 << 10, _SEGMENT, 129 << 10, 2 * _SEGMENT, 3 * _SEGMENT, 5 * _SEGMENT)
+Case = tuple[Guarded, bytes]
+
+
+def every_case(rng: random.Random) -> list[Case]:
+    """More than 1,000: each length at each alignment, some of any length, and the long ones."""
+    around = sorted({length + off for length in _AROUND for off in (-1, 0, 1)})
+    wanted = [(length, skew) for length in around for skew in range(16)]
+    wanted += [(rng.randrange(20_000), rng.randrange(16)) for _ in range(350)]
+    wanted += [(length + off, rng.randrange(16)) for length in _WHOLE for off in (-1, 0, 1)]
+    wanted += [(length, 0) for length in _WHOLE]
+    wanted += [((1 << 20) + 3, 4), ((4 << 20) + 7, 0), ((4 << 20) + 7, 5)]
+    return _placed(wanted, rng)
+
+
+def few_cases(rng: random.Random) -> list[Case]:
+    """A few of each kind, small enough to run dozens of times."""
+    wanted = [(length + off, rng.randrange(16)) for length in _AROUND for off in (-1, 0, 1)]
+    wanted += [(length, skew) for length in (67, 1100, 4099) for skew in range(16)]
+    wanted += [(_SEGMENT + off, skew) for off, skew in ((-1, 0), (0, 1), (1, 2))]
+    wanted += [(2 * _SEGMENT, 0), (5 * _SEGMENT + 1, 8), (66 * 1024, 3)]
+    return _placed(wanted, rng)
+
+
+def long_case(rng: random.Random) -> list[Case]:
+    """One extent of so many segments that the threads which join them take more than one turn each."""
+    return _placed([(70 * _SEGMENT - 1500, 0)], rng)
+
+
+def _placed(wanted: list[tuple[int, int]], rng: random.Random) -> list[Case]:
+    rng.shuffle(wanted)
+    payloads = [rng.randbytes(length) for length, _ in wanted]
+    skewed = zip(payloads, wanted, strict=True)
+    return [(Guarded(load, skew, at_start=rng.random() < 0.5), load) for load, (_, skew) in skewed]
+
+
+def check(hasher: EmulatedHasher, cases: list[Case], rng: random.Random) -> str | None:
+    """What is wrong with the answers to all of `cases` in one launch each, or None."""
+    bad = sorted(rng.sample(range(len(cases)), len(cases) // 8))
+    ids = [chunk_id(payload) for _, payload in cases]
+    for index in bad:
+        ids[index] = _flipped(ids[index], rng.randrange(256))
+    extents = [Extent(held.address, held.length, each) for (held, _), each in zip(cases, ids, strict=True)]
+    said = hasher.mismatches(extents)
+    if said != bad:
+        wrong = {extents[index].length for index in set(said) ^ set(bad)}
+        return f"{hasher.order.name}: BLAKE3 wrong for lengths {sorted(wrong)[:8]}"
+    answers = hasher.crc64(extents)
+    for (held, payload), answer in zip(cases, answers, strict=True):
+        if answer != crc64(payload):
+            return f"{hasher.order.name}: CRC-64 wrong for length {held.length}"
+    return None
+
+
+def _flipped(identity: ChunkId, bit: int) -> ChunkId:
+    changed = bytearray(identity)
+    changed[bit // 8] ^= 1 << bit % 8
+    return ChunkId(bytes(changed))
+
+
+def main() -> int:
+    library, seed, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    rng = random.Random(seed)
+    cases = {"all": every_case, "few": few_cases, "long": long_case}[which](rng)
+    hasher = EmulatedHasher(library)
+    for order in Order:
+        hasher.order, hasher.seed = order, rng.getrandbits(64)
+        wrong = check(hasher, cases, rng)
+        if wrong is not None:
+            print(wrong)
+            return 1
+    print(f"{len(cases)} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
