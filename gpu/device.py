@@ -1,0 +1,228 @@
+"""Hashing in a device's memory, by PyCUDA in the primary context, which is torch's too.
+
+One rule: the context is current only while a call of ours runs, and every call leaves the driver as it
+found it. PyCUDA is imported here and nowhere else, and only when a device is asked for.
+
+Source: PyCUDA's driver interface, and the CUDA driver API on primary contexts and stream order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptfs.gpu.crc64 import from_remainder
+from ckptfs.gpu.extents import Extent
+from ckptfs.gpu.fatbin import KERNELS, load_fatbin
+from ckptfs.gpu.launch import JOIN_THREADS, SEGMENT_THREADS, Launch, plan
+from ckptfs.store.errors import InvalidRequest, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    import pycuda.driver as cuda
+
+
+def driver() -> ModuleType:
+    """PyCUDA's driver module, initialised; Unsupported, saying what to install, where it cannot be."""
+    try:
+        import pycuda.driver
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"hashing on a GPU needs PyCUDA ({error}): pip install 'ckptfs[gpu]', see the README, or use the CPU"
+        ) from None
+    except ImportError as error:
+        raise Unsupported(
+            f"PyCUDA finds no NVIDIA driver ({error}): install the driver (580 or newer), or use the CPU"
+        ) from None
+    try:
+        pycuda.driver.init()
+    except pycuda.driver.Error as error:
+        raise Unsupported(
+            f"the NVIDIA driver finds no device ({_line(error)}): give this machine or container one, or use the CPU"
+        ) from None
+    return pycuda.driver  # type: ignore[no-any-return]
+
+
+def after_torch(ordinal: int) -> Callable[[int], None]:
+    """What DeviceHasher's `after` is where torch wrote the extents: our stream waits for torch's current one."""
+    import torch
+
+    def wait(stream: int) -> None:
+        ours = torch.cuda.get_stream_from_external(stream, torch.device("cuda", ordinal))
+        ours.wait_stream(torch.cuda.current_stream(ordinal))
+
+    return wait
+
+
+class Kernels:
+    """The four kernels, loaded into the current context. Launches return at once."""
+
+    def __init__(self, cuda: ModuleType) -> None:
+        self._module = cuda.module_from_buffer(load_fatbin())
+        self._functions = {name: self._module.get_function(name) for name in KERNELS}
+
+    def blake3(self, launch: Launch, base: int, stream: cuda.Stream) -> None:
+        """Flags and counts the bad extents; `base` is where the launch's layout begins on the device."""
+        at = launch.layout
+        segments = (at.extents, at.extent_of, at.nodes)
+        self._call("blake3_segments", launch.segments, SEGMENT_THREADS, base, segments, stream)
+        extents = (at.extents, at.nodes, at.expected, at.results, at.bad_count)
+        self._call("blake3_extents", launch.count, JOIN_THREADS, base, extents, stream)
+
+    def crc64(self, launch: Launch, base: int, stream: cuda.Stream) -> None:
+        """Writes the remainder of each extent."""
+        at = launch.layout
+        segments = (at.extents, at.extent_of, at.nodes)
+        self._call("crc64_segments", launch.segments, SEGMENT_THREADS, base, segments, stream)
+        self._call("crc64_extents", launch.count, JOIN_THREADS, base, (at.extents, at.nodes, at.results), stream)
+
+    def _call(
+        self, name: str, blocks: int, threads: int, base: int, places: Sequence[int], stream: cuda.Stream
+    ) -> None:
+        addresses = [np.uint64(base + place) for place in places]
+        self._functions[name](*addresses, grid=(blocks, 1), block=(threads, 1, 1), stream=stream)
+
+
+class DeviceHasher:
+    """A Hasher of the memory of one device. Any thread may use it; one call runs at a time. Close it, or use `with`.
+
+    `after`, if given, is called before each launch, in the caller's thread, with the handle of our stream:
+    it makes that stream wait for whoever writes the extents. Without it our stream is ordered with the
+    legacy default stream alone, which is torch's unless the program chose another.
+
+    Fields: those that begin with `_` belong to the thread that holds `_lock`. `_keeper` is the one thread that
+    takes and gives back the primary context: PyCUDA leaves it pushed on the thread that gives it back.
+    """
+
+    def __init__(self, ordinal: int = 0, after: Callable[[int], None] | None = None) -> None:
+        """Unsupported: no PyCUDA, driver or device, or one too old; InvalidRequest: no device `ordinal`."""
+        self.device = f"cuda:{ordinal}"
+        self._cuda = driver()
+        self._after = after
+        self._lock = threading.RLock()
+        self._keeper = ThreadPoolExecutor(1, "ckptfs-cuda-context")
+        self._context: cuda.Context | None = None
+        self._stream: cuda.Stream | None = None
+        self._kernels: Kernels | None = None
+        self._scratch: cuda.DeviceAllocation | None = None
+        self._scratch_bytes = 0
+        try:
+            self._open(ordinal)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, ordinal: int) -> None:
+        with self._answering():
+            count = self._cuda.Device.count()
+            if not 0 <= ordinal < count:
+                raise InvalidRequest(f"there is no {self.device}: this machine has {count} CUDA device(s)")
+            self._context = self._keeper.submit(self._cuda.Device(ordinal).retain_primary_context).result()
+        with self._current():
+            self._stream = self._cuda.Stream()
+            try:
+                self._kernels = Kernels(self._cuda)
+            except self._cuda.Error as error:
+                raise Unsupported(
+                    f"{self.device} refuses the kernels ({_line(error)}): they need compute capability 8.0 and "
+                    "driver 580 or newer; update the driver, or use the CPU"
+                ) from None
+
+    def close(self) -> None:
+        """Frees all that was taken of the device. Afterwards no other call is allowed."""
+        with self._lock:
+            if self._context is not None:
+                with self._current():
+                    # PyCUDA frees each when nobody refers to it any more, in the context that is current.
+                    self._scratch = self._kernels = self._stream = None
+                self._keeper.submit(self._context.detach).result()
+                self._context = None
+            self._keeper.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def mismatches(self, extents: Sequence[Extent]) -> list[int]:
+        """As Hasher says. One number comes back from the device, and the flags if it is not zero."""
+        if not extents:
+            return []
+        launch = plan(extents)
+        with self._current():
+            base = self._upload(launch)
+            assert self._kernels is not None, "the hasher is open"
+            self._kernels.blake3(launch, base, self._stream)
+            if not self._download(base + launch.layout.bad_count, 4).any():
+                return []
+            flags = self._download(base + launch.layout.results, launch.count)
+            return [int(index) for index in np.flatnonzero(flags)]
+
+    def crc64(self, extents: Sequence[Extent]) -> list[int]:
+        """As Hasher says."""
+        if not extents:
+            return []
+        launch = plan(extents)
+        with self._current():
+            base = self._upload(launch)
+            assert self._kernels is not None, "the hasher is open"
+            self._kernels.crc64(launch, base, self._stream)
+            remainders = self._download(base + launch.layout.results, 8 * launch.count).view(np.uint64).tolist()
+        return [from_remainder(rest, extent.length) for rest, extent in zip(remainders, extents, strict=True)]
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """A failure of the device becomes Unavailable, in one line."""
+        try:
+            yield
+        except (self._cuda.Error, self._cuda.MemoryError) as error:
+            raise Unavailable(
+                f"{self.device} failed while hashing ({_line(error)}): free memory on it or reset it, and try "
+                "again, or use the CPU"
+            ) from None
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Holds the lock, with our context current."""
+        with self._lock, self._answering():
+            assert self._context is not None, "the hasher is open"
+            self._context.push()
+            try:
+                yield
+            finally:
+                self._cuda.Context.pop()
+
+    def _upload(self, launch: Launch) -> int:
+        """Queues the launch's upload; returns the address of its layout on the device."""
+        if self._scratch_bytes < launch.layout.size:
+            self._scratch = None
+            self._scratch_bytes = 0
+            self._scratch = self._cuda.mem_alloc(launch.layout.size)
+            self._scratch_bytes = launch.layout.size
+        assert self._stream is not None, "the hasher is open"
+        if self._after is not None:
+            self._after(self._stream.handle)
+        base = int(self._scratch)
+        self._cuda.memcpy_htod_async(base, launch.upload, self._stream)
+        return base
+
+    def _download(self, address: int, size: int) -> NDArray[np.uint8]:
+        """Waits for all that was queued."""
+        assert self._stream is not None, "the hasher is open"
+        target = np.empty(size, np.uint8)
+        self._cuda.memcpy_dtoh_async(target, address, self._stream)
+        self._stream.synchronize()
+        return target
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
