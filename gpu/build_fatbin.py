@@ -1,7 +1,7 @@
 """Makes the fatbin from its source: `python -m ckptfs.gpu.build_fatbin`, where nvcc is on the PATH.
 
-One rule: the same source and the same compiler give the same bytes, so that anybody can check what is shipped.
-Nothing here runs when ckptfs runs.
+One rule: the same source and the same compiler give the same bytes, so that anybody can check what is
+shipped. Nothing here runs when ckptfs does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ def build(source: Path = _SOURCE) -> tuple[bytes, Record]:
     """The fatbin of the kernels in `source`, and its record; Unsupported without nvcc."""
     version = compiler()
     if version is None:
-        raise Unsupported("the GPU kernels are compiled by nvcc, which is not on the PATH: install a CUDA toolkit")
+        raise Unsupported(
+            "the GPU kernels are compiled by nvcc, which is not on the PATH: install a CUDA toolkit"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / FATBIN
-        # PTX of the oldest target only: newer devices compile it. Uncompressed, any driver and our test read it.
+        # PTX of the oldest target only: newer devices compile it. Uncompressed, so that any driver reads it.
         command = ["nvcc", "-std=c++17", "-fatbin", "--no-compress", "-Xptxas=-v", "-o", str(out)]
         command += [f"-gencode=arch={_virtual(target)},code={target}" for target in TARGETS]
         # A relative path: none of this machine gets into the file.
-        done = subprocess.run([*command, "kernels.cu"], cwd=source, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "kernels.cu"], cwd=source, check=False, capture_output=True, text=True
+        )
         if done.returncode != 0:
             raise Corrupt(f"nvcc refused the GPU kernels: {done.stderr.strip()}")
         fatbin = out.read_bytes()
@@ -62,7 +66,9 @@ def _usage(report: str) -> dict[str, dict[str, Usage]]:
     for line in report.splitlines():
         if named := re.search(r"Compiling entry function '(\w+)' for '(\w+)'", line):
             kernel, target = named[1], named[2]
-        elif spilt := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
+        elif spilt := re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+        ):
             frame = (int(spilt[1]), int(spilt[2]), int(spilt[3]))
         elif used := re.search(r"Used (\d+) registers", line):
             shared = re.search(r"(\d+) bytes smem", line)
@@ -82,7 +88,8 @@ def main() -> int:
     for target, kernels in record.usage.items():
         for kernel, usage in kernels.items():
             spilt = usage.spill_store_bytes + usage.spill_load_bytes
-            print(f"{target:7} {kernel:16} {usage.registers:3} registers, {usage.shared_bytes} bytes shared, {spilt} spilt")
+            needs = f"{usage.registers:3} registers, {usage.shared_bytes} bytes shared, {spilt} spilt"
+            print(f"{target:7} {kernel:16} {needs}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Builds and installs PyCUDA without a CUDA toolkit: `python -m ckptfs.gpu.build_pycuda [ARGUMENT OF PIP...]`.
+"""Installs PyCUDA without a CUDA toolkit: `python -m ckptfs.gpu.build_pycuda [ARGUMENTS OF PIP INSTALL]`.
 
 One rule: nothing of the machine's CUDA gets into the build but headers. They come from the packages
 `nvidia-cuda-runtime` and `nvidia-cuda-profiler-api` (13.0), or from a toolkit whose `nvcc` is on the PATH.
@@ -49,7 +49,7 @@ def install(include: Path, arguments: Sequence[str]) -> int:
             "CUDA_INC_DIR": [str(include)],
             "CUDADRV_LIB_DIR": [str(stub)],
             "CUDA_ENABLE_CURAND": False,
-            # -w: a hundred warnings in Boost hide the one error. -O1 halves the time; PyCUDA only passes calls on.
+            # Boost's hundred warnings would hide an error. PyCUDA only passes calls on: -O1 builds sooner.
             "CXXFLAGS": ["-w", "-O1"],
             "LDFLAGS": ["-Wl,--no-as-needed"],
         }

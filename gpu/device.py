@@ -9,6 +9,8 @@ Source: PyCUDA's driver interface, and the CUDA driver API on primary contexts a
 from __future__ import annotations
 
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +36,8 @@ def driver() -> ModuleType:
         import pycuda.driver
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"hashing on a GPU needs PyCUDA ({error}): pip install 'ckptfs[gpu]', see the README, or use the CPU"
+            f"hashing on a GPU needs PyCUDA ({error}): pip install 'ckptfs[gpu]' as the README says, or use "
+            "the CPU"
         ) from None
     except ImportError as error:
         raise Unsupported(
@@ -44,13 +47,14 @@ def driver() -> ModuleType:
         pycuda.driver.init()
     except pycuda.driver.Error as error:
         raise Unsupported(
-            f"the NVIDIA driver finds no device ({_line(error)}): give this machine or container one, or use the CPU"
+            f"the NVIDIA driver finds no device ({_line(error)}): give this machine or container one, or use "
+            "the CPU"
         ) from None
     return pycuda.driver  # type: ignore[no-any-return]
 
 
 def after_torch(ordinal: int) -> Callable[[int], None]:
-    """What DeviceHasher's `after` is where torch wrote the extents: our stream waits for torch's current one."""
+    """`after` of a DeviceHasher where torch wrote the extents: waits for the caller's current stream."""
     import torch
 
     def wait(stream: int) -> None:
@@ -63,9 +67,12 @@ def after_torch(ordinal: int) -> Callable[[int], None]:
 class Kernels:
     """The four kernels, loaded into the current context. Launches return at once."""
 
-    def __init__(self, cuda: ModuleType) -> None:
-        self._module = cuda.module_from_buffer(load_fatbin())
-        self._functions = {name: self._module.get_function(name) for name in KERNELS}
+    def __init__(self, pycuda_driver: ModuleType) -> None:
+        self._module = pycuda_driver.module_from_buffer(load_fatbin())
+        self._functions: dict[str, cuda.Function] = {}
+        # No comprehension: its closure would keep the module alive past _let_go.
+        for name in KERNELS:
+            self._functions[name] = self._module.get_function(name)
 
     def blake3(self, launch: Launch, base: int, stream: cuda.Stream) -> None:
         """Flags and counts the bad extents; `base` is where the launch's layout begins on the device."""
@@ -80,7 +87,9 @@ class Kernels:
         at = launch.layout
         segments = (at.extents, at.extent_of, at.nodes)
         self._call("crc64_segments", launch.segments, SEGMENT_THREADS, base, segments, stream)
-        self._call("crc64_extents", launch.count, JOIN_THREADS, base, (at.extents, at.nodes, at.results), stream)
+        self._call(
+            "crc64_extents", launch.count, JOIN_THREADS, base, (at.extents, at.nodes, at.results), stream
+        )
 
     def _call(
         self, name: str, blocks: int, threads: int, base: int, places: Sequence[int], stream: cuda.Stream
@@ -90,14 +99,14 @@ class Kernels:
 
 
 class DeviceHasher:
-    """A Hasher of the memory of one device. Any thread may use it; one call runs at a time. Close it, or use `with`.
+    """A Hasher of the memory of one device. Any thread may use it, one call runs at a time; close it.
 
     `after`, if given, is called before each launch, in the caller's thread, with the handle of our stream:
     it makes that stream wait for whoever writes the extents. Without it our stream is ordered with the
     legacy default stream alone, which is torch's unless the program chose another.
 
-    Fields: those that begin with `_` belong to the thread that holds `_lock`. `_keeper` is the one thread that
-    takes and gives back the primary context: PyCUDA leaves it pushed on the thread that gives it back.
+    Fields: those that begin with `_` belong to the thread that holds `_lock`. `_keeper` is the one thread
+    that takes and gives back the primary context: PyCUDA leaves it pushed on the thread that gives it back.
     """
 
     def __init__(self, ordinal: int = 0, after: Callable[[int], None] | None = None) -> None:
@@ -112,6 +121,7 @@ class DeviceHasher:
         self._kernels: Kernels | None = None
         self._scratch: cuda.DeviceAllocation | None = None
         self._scratch_bytes = 0
+        self._buffers: list[DoubleBuffer] = []
         try:
             self._open(ordinal)
         except BaseException:
@@ -129,21 +139,44 @@ class DeviceHasher:
             try:
                 self._kernels = Kernels(self._cuda)
             except self._cuda.Error as error:
+                _let_go(error)
                 raise Unsupported(
-                    f"{self.device} refuses the kernels ({_line(error)}): they need compute capability 8.0 and "
-                    "driver 580 or newer; update the driver, or use the CPU"
+                    f"{self.device} refuses the kernels ({_line(error)}): they need compute capability 8.0 "
+                    "and driver 580 or newer; update the driver, or use the CPU"
                 ) from None
 
     def close(self) -> None:
-        """Frees all that was taken of the device. Afterwards no other call is allowed."""
+        """Frees all that was taken of the device. Afterwards no other call is allowed. Raises nothing."""
         with self._lock:
             if self._context is not None:
-                with self._current():
-                    # PyCUDA frees each when nobody refers to it any more, in the context that is current.
-                    self._scratch = self._kernels = self._stream = None
-                self._keeper.submit(self._context.detach).result()
-                self._context = None
+                self._keeper.submit(self._free).result()
             self._keeper.shutdown()
+
+    def _free(self) -> None:
+        """PyCUDA frees what nobody refers to any more, in the context that is current."""
+        assert self._context is not None, "the hasher is open"
+        try:
+            self._context.push()
+        except self._cuda.Error:
+            # The device is beyond use. PyCUDA would end the process if it failed to push the context itself,
+            # but only warns about what was in a context that has been given back.
+            self._context.detach()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._drop()
+        else:
+            self._drop()
+            self._cuda.Context.pop()
+            self._context.detach()
+        self._context = None
+
+    def _drop(self) -> None:
+        if self._scratch is not None:
+            self._scratch.free()
+        self._scratch = self._kernels = self._stream = None
+        for buffer in self._buffers:
+            buffer.free()
+        self._buffers.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -176,8 +209,31 @@ class DeviceHasher:
             base = self._upload(launch)
             assert self._kernels is not None, "the hasher is open"
             self._kernels.crc64(launch, base, self._stream)
-            remainders = self._download(base + launch.layout.results, 8 * launch.count).view(np.uint64).tolist()
+            remainders = (
+                self._download(base + launch.layout.results, 8 * launch.count).view(np.uint64).tolist()
+            )
         return [from_remainder(rest, extent.length) for rest, extent in zip(remainders, extents, strict=True)]
+
+    @contextmanager
+    def double_buffer(self, part_bytes: int) -> Iterator[DoubleBuffer]:
+        """Room for parts of a file on their way to the device, until the end of the `with`."""
+        with self._current():
+            buffer = DoubleBuffer(self, self._cuda, part_bytes)
+            self._buffers.append(buffer)
+        try:
+            yield buffer
+        finally:
+            with self._current():
+                self._buffers.remove(buffer)
+                buffer.free()
+
+    def copy_to_device(self, address: int, source: NDArray[np.uint8]) -> None:
+        """Queues a copy, which is done before anything that is asked of the hasher from now on.
+
+        `source` is pinned and stays as it is until that has been answered.
+        """
+        with self._current():
+            self._cuda.memcpy_htod_async(address, source, self._stream)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -186,8 +242,8 @@ class DeviceHasher:
             yield
         except (self._cuda.Error, self._cuda.MemoryError) as error:
             raise Unavailable(
-                f"{self.device} failed while hashing ({_line(error)}): free memory on it or reset it, and try "
-                "again, or use the CPU"
+                f"{self.device} failed ({_line(error)}): free memory on it or reset it, and try again, "
+                "or use the CPU"
             ) from None
 
     @contextmanager
@@ -198,12 +254,17 @@ class DeviceHasher:
             self._context.push()
             try:
                 yield
+            except BaseException as error:
+                _let_go(error)
+                raise
             finally:
                 self._cuda.Context.pop()
 
     def _upload(self, launch: Launch) -> int:
         """Queues the launch's upload; returns the address of its layout on the device."""
         if self._scratch_bytes < launch.layout.size:
+            if self._scratch is not None:
+                self._scratch.free()
             self._scratch = None
             self._scratch_bytes = 0
             self._scratch = self._cuda.mem_alloc(launch.layout.size)
@@ -211,6 +272,7 @@ class DeviceHasher:
         assert self._stream is not None, "the hasher is open"
         if self._after is not None:
             self._after(self._stream.handle)
+        assert self._scratch is not None, "it has been allocated"
         base = int(self._scratch)
         self._cuda.memcpy_htod_async(base, launch.upload, self._stream)
         return base
@@ -222,6 +284,42 @@ class DeviceHasher:
         self._cuda.memcpy_dtoh_async(target, address, self._stream)
         self._stream.synchronize()
         return target
+
+
+class DoubleBuffer:
+    """Two halves of pinned host memory, each with as much of the device's; the hasher owns both.
+
+    While the hasher looks at one half, another thread may fill the other: fill `host(half)`, `send(half, …)`,
+    ask the hasher about the address that this returns, and only then fill that half again.
+    """
+
+    def __init__(self, hasher: DeviceHasher, cuda: ModuleType, part_bytes: int) -> None:
+        """Called with the hasher's context current, as `free` is."""
+        self._hasher = hasher
+        self._host = [cuda.pagelocked_empty(part_bytes, np.uint8) for _ in range(2)]
+        self._device = [cuda.mem_alloc(part_bytes) for _ in range(2)]
+
+    def host(self, half: int) -> memoryview:
+        """The half 0 or 1, writable; valid until the buffer is freed."""
+        return memoryview(self._host[half])
+
+    def send(self, half: int, size: int) -> int:
+        """Queues the copy of the first `size` bytes of a half; returns their address on the device."""
+        address = int(self._device[half])
+        self._hasher.copy_to_device(address, self._host[half][:size])
+        return address
+
+    def free(self) -> None:
+        """Also while somebody still refers to a half."""
+        while self._host:
+            self._host.pop().base.free()
+        while self._device:
+            self._device.pop().free()
+
+
+def _let_go(error: BaseException) -> None:
+    """What the frames of a failed call hold of the device is freed here, where the context is current."""
+    traceback.clear_frames(error.__traceback__)
 
 
 def _line(error: BaseException) -> str:

@@ -42,8 +42,8 @@ class Launch:
     """One launch over `count` extents (at least 1) in `segments` segments.
 
     `upload` holds a zero u32 (the count of bad extents), the extents (u64 address, length, first segment),
-    the expected digests, and the extent of each segment (u32). On the device follow `nodes` (32 bytes for each
-    segment) and `results` (8 bytes for each extent; the flags use the first `count` of them).
+    the expected digests, and the extent of each segment (u32). On the device follow `nodes` (32 bytes for
+    each segment) and `results` (8 bytes for each extent; the flags use the first `count` of them).
     """
 
     count: int

@@ -16,7 +16,7 @@ from test_kernels import run_cases
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`old`, where it occurs after `which` others, becomes `new`; `equivalent`: why that changes no answer."""
+    """`old`, after `which` others, becomes `new`; `equivalent` says why that is no mistake."""
 
     name: str
     file: str

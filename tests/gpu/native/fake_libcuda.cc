@@ -79,6 +79,7 @@ std::set<Module *> modules;
 std::map<uintptr_t, Mapping> device_memory, host_memory;
 std::string image;
 std::string complaint;  // what the emulator said
+uint64_t downloaded = 0;
 uint64_t calls = 0, failing_call = ~0ull;
 Result failure = OK;
 std::string failed_name;
@@ -95,11 +96,12 @@ bool cleans_up(const char *name) {
 Result entered(const char *name, bool needs_context = true) {
     if (needs_context && current.empty()) return INVALID_CONTEXT;
     if (cleans_up(name)) return OK;
-    if (calls++ == failing_call) {
-        failed_name = name;
-        return failure;
-    }
-    return broken ? LAUNCH_FAILED : OK;
+    // Which context is current has nothing to do with the state of the device.
+    const bool sticky = broken && strstr(name, "Push") == nullptr;
+    if (calls++ == failing_call) failed_name = name;
+    // A second try meets the same refusal; PyCUDA makes one after a failed allocation.
+    if (failed_name == name) return failure;
+    return sticky ? LAUNCH_FAILED : OK;
 }
 
 #define ENTER(needs_context)                                           \
@@ -218,7 +220,8 @@ void fake_reset(int device_count, int thread_order) {
     most_retained = retained;
 }
 
-// Call number `call` from now on (0 is the next) returns `code`; those that free something are not counted.
+// The function that is call number `call` from now on (0 is the next) returns `code`, then and later. Those that
+// free something are not counted.
 void fake_fail(uint64_t call, int code) {
     calls = 0;
     failing_call = call;
@@ -226,8 +229,23 @@ void fake_fail(uint64_t call, int code) {
     failed_name.clear();
 }
 
+// All objects but the memory at `kept` are gone, as after the last user of a context.
+void fake_forget(uintptr_t kept) {
+    drain_all(true);
+    streams.clear();
+    events.clear();
+    modules.clear();
+    host_memory.clear();
+    const Mapping mapping = device_memory.at(kept);
+    device_memory.clear();
+    device_memory[kept] = mapping;
+}
+
 // The name of the call that was made to fail, or "".
 const char *fake_failed() { return failed_name.c_str(); }
+
+// Bytes that were copied to the host.
+uint64_t fake_downloaded() { return downloaded; }
 
 const char *fake_complaint() { return complaint.c_str(); }
 
@@ -409,6 +427,7 @@ int cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t bytes) {
 int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, Stream *stream) {
     ENTER(true);
     if (!known(stream) || !covered(device_memory, from, bytes)) return INVALID_VALUE;
+    downloaded += bytes;
     queue(stream, [=] { memcpy(to, reinterpret_cast<const void *>(from), bytes); });
     return OK;
 }
