@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ckptfs.fusefs.browse_tops import name_at_root
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.errors import NotFound
 from ckptfs.store.histories import Histories
@@ -95,6 +96,17 @@ class Addresses:
         """The inodes from the root to the unit's directory and on along `inner`, as far as they exist."""
         top = self._namespace.path_of(address.top)
         return self.inodes_on((*_parts(top), *address.inner))
+
+    def path_of_version(self, address: Address, record: VersionRecord) -> bytes:
+        """Where the mount shows the top directory of a version, as seen from its root."""
+        assert address.unit is not None, "a version has a unit"
+        if address.top not in (0, ROOT_INO):
+            folder = self._namespace.path_of(address.top) + b"/.versions"
+        else:
+            shown = self._histories.shown_names().items()
+            name = next((name for name, unit in shown if unit.unit == record.unit), address.name)
+            folder = b"/.versions/" + name_at_root(name, address.unit)
+        return folder + b"/" + os.fsencode(record.name)
 
     def _live(self, text: str, version: str | None) -> Address | None:
         """The address of something that exists now, or None."""

@@ -22,6 +22,7 @@ from ckptfs.daemon import (
     cli_doctor,
     cli_keys,
     cli_lifetime,
+    cli_memory,
     cli_proofs,
     cli_versions,
 )
@@ -41,7 +42,17 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    for group in (cli_lifetime, cli_versions, cli_checks, cli_digests, cli_keys, cli_proofs, cli_doctor):
+    groups = (
+        cli_lifetime,
+        cli_versions,
+        cli_checks,
+        cli_digests,
+        cli_keys,
+        cli_proofs,
+        cli_memory,
+        cli_doctor,
+    )
+    for group in groups:
         group.register(app)
     return app
 

@@ -10,6 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
+from ckptfs.daemon.cli_memory import verify_on_device
 from ckptfs.daemon.cli_output import (
     AsJson,
     Failed,
@@ -22,6 +23,7 @@ from ckptfs.daemon.cli_output import (
     show_gc,
     show_status,
 )
+from ckptfs.store.errors import InvalidRequest
 
 MaybeVersion = Annotated[str, typer.Argument(metavar="PATH[@VERSION]")]
 MaybePath = Annotated[
@@ -47,11 +49,29 @@ def status(path: MaybePath = None, store: StoreDir = None, as_json: AsJson = Fal
     print_json(answer) if as_json else show_status(answer)
 
 
-def verify(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:
-    """Read a version (the latest, if none is named) and hash it again, chunk by chunk."""
+def verify(
+    path: MaybeVersion,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="D", help="Load its tensors into memory of cpu or cuda:0 and hash them there."
+        ),
+    ] = None,
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read a version (the latest, if none is named) and hash it again, chunk by chunk.
+
+    With --device the files with tensors are read through the mount, as a job reads them.
+    """
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
 
+    if device is not None:
+        if store is not None:
+            raise InvalidRequest("--device reads a version through its mount; leave out --store")
+        verify_on_device(path, device, as_json=as_json)
+        return
     with opened(path, store) as (source, inner), progress_shown("verify") as on_progress:
         answer = cast("Mapping[str, object]", source.ask(messages.Verify(path=inner), on_progress))
     corrupt = cast("Sequence[Mapping[str, object]]", answer["corrupt"])

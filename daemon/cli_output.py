@@ -9,6 +9,8 @@ Names of files and tags are other people's bytes: control characters in them are
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,6 +132,25 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
     _console().print(table)
+
+
+def write_whole(path: str, encoded: bytes) -> None:
+    """A new file at `path`, whole or not at all; its content is synced, its name is not."""
+    from ckptfs.store.errors import InvalidRequest
+
+    path = os.path.realpath(path)
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise InvalidRequest(f"{path} is not a file; leave out --out to write to stdout")
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+    with open(temporary, "xb") as file:
+        try:
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
 
 @contextmanager

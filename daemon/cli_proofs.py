@@ -7,7 +7,6 @@ everything that the proof says is signed.
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, cast
@@ -23,6 +22,7 @@ from ckptfs.daemon.cli_output import (
     print_json,
     progress_shown,
     say,
+    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def prove(
     if out is None:
         sys.stdout.write(encoded.decode("ascii"))
         return
-    _write(out, encoded)
+    write_whole(out, encoded)
     facts = _facts(proof, shown)
     if as_json:
         print_json(facts | {"out": out, "bytes": len(encoded)})
@@ -179,22 +179,3 @@ def _what(facts: Mapping[str, object]) -> str:
     part = "" if tensor is None else f"tensor {tensor['name']}, {tensor['dtype']} {tensor['shape']}, of "
     unit = facts["unit_name"] or f"unit {facts['unit']}"
     return f"{part}{facts['path']} of {unit}, version {facts['number']} ({facts['name']})"
-
-
-def _write(path: str, encoded: bytes) -> None:
-    """A new file at `path`, whole or not at all."""
-    from ckptfs.store.errors import InvalidRequest
-
-    path = os.path.realpath(path)
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise InvalidRequest(f"{path} is not a file; leave out --out to write to stdout")
-    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
-    with open(temporary, "xb") as file:
-        try:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise

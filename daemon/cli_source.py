@@ -32,7 +32,7 @@ def opened(path: str, store: str | None) -> Iterator[tuple[Source, str]]:
         with _of_store(store) as source:
             yield source, seen_from_mount(path)
         return
-    mount, inner = _locate(path)
+    mount, inner = locate(path)
     with _of_mount(mount) as client:
         yield client, inner
 
@@ -44,7 +44,7 @@ def opened_all(paths: Sequence[str], store: str | None) -> Iterator[tuple[Source
         with _of_store(store) as source:
             yield source, [seen_from_mount(path) for path in paths]
         return
-    located = [_locate(path) for path in paths]
+    located = [locate(path) for path in paths]
     mount = located[0][0]
     for path, (other, _) in zip(paths, located, strict=True):
         if other != mount:
@@ -72,7 +72,7 @@ def seen_from_mount(path: str) -> str:
     return "/" + os.path.normpath("/" + path).lstrip("/")
 
 
-def _locate(path: str) -> tuple[MountEntry, str]:
+def locate(path: str) -> tuple[MountEntry, str]:
     """The mount and the path within; `MOUNTPOINT@VERSION` is the root at that version."""
     try:
         found = find_mounted(path)

@@ -1,4 +1,4 @@
-"""What can be asked of whole files in a version: their digests, and a seal.
+"""What can be asked of whole files in a version: their digests, which tensors they hold, and a seal.
 
 One rule: digests that were recorded are answered as they are; of a content without, they are made now,
 from chunks that are checked on the way. A seal goes by nothing that the signed history does not say.
@@ -12,14 +12,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.expecting import Expecting
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import nothing_there
 from ckptfs.daemon.verifying import Report
+from ckptfs.gpu.expected import encode_expectation
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.digests import FileDigests
 from ckptfs.store.disk import Disk
@@ -67,6 +70,7 @@ class FileQueries:
         self._addresses = addresses
         self._digests = digests
         self._files = WholeFiles(disk, segments, limiter)
+        self._expecting = Expecting(segments, addresses, limiter)
 
     async def digest(self, address: Address, report: Report, may_read: MayRead) -> Json:
         """The digests of every regular file at and below a place of a version (the latest, if none is
@@ -89,6 +93,12 @@ class FileQueries:
             "files": [_row(one) for one in rows],
             "others": others,
         }
+
+    async def expect(self, address: Address, report: Report, may_read: MayRead) -> Json:
+        """What the tensors at and below a place of a version are, as Expecting says it."""
+        expectation = await self._expecting.expectation(address, report, may_read)
+        encoded = await trio.to_thread.run_sync(encode_expectation, expectation, limiter=self._limiter)
+        return cast("Json", encoded)
 
     async def seal(self, address: Address, report: Report) -> Json:
         """The seal of one file of a version, which a key of ours must have signed.

@@ -37,7 +37,7 @@ class Request(
     @property
     def is_reading(self) -> bool:
         """Whether it changes nothing, and so may be given up when the caller goes away."""
-        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du | Prove | Digest)
+        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du | Prove | Digest | Expect)
 
 
 class Status(Request, frozen=True, kw_only=True):
@@ -130,6 +130,10 @@ class Digest(Request, frozen=True, kw_only=True):
     """The digests of the whole files of a version."""
 
 
+class Expect(Request, frozen=True, kw_only=True):
+    """Which bytes the tensors of a version are: gpu/expected.py."""
+
+
 class Seal(Request, frozen=True, kw_only=True):
     """Sign what the file `path` of a version is."""
 
@@ -166,6 +170,7 @@ AnyRequest = (
     | Diff
     | Prove
     | Digest
+    | Expect
     | Seal
     | Scrub
     | Du

@@ -112,6 +112,8 @@ class OfflineStore:
                 result = await self._prover.proof(address, request.tensor, lambda entry: True)
             case messages.Digest():
                 result = await self._files.digest(address, report, lambda entry: True)
+            case messages.Expect():
+                result = await self._files.expect(address, report, lambda entry: True)
             case messages.Du():
                 result = await self._queries.usage(address)
             case messages.Head():

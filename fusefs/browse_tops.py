@@ -99,15 +99,18 @@ class Tops:
         """The unit that the root's `.versions` shows under a name."""
         plain = name.replace(b"%2F", b"/").replace(b"%25", b"%")
         unit = self._histories.unit_named(plain)
-        if unit is not None and name == _shown(plain, unit) and self._has_something(unit):
+        if unit is not None and name == name_at_root(plain, unit) and self._has_something(unit):
             return unit.unit
-        return next((u.unit for n, u in self._histories.shown_names().items() if _shown(n, u) == name), None)
+        return next(
+            (u.unit for n, u in self._histories.shown_names().items() if name_at_root(n, u) == name), None
+        )
 
     def units_behind(self, cookie: int, limit: int) -> list[tuple[int, bytes, UnitId]]:
         """Up to `limit` (cookie, shown name, unit) behind a cookie. Cookies come from the ids of the
         units, so they stay, whatever is made, renamed or removed."""
         rows = [
-            (_cookie(u.unit), _shown(name, u), u.unit) for name, u in self._histories.shown_names().items()
+            (_cookie(u.unit), name_at_root(name, u), u.unit)
+            for name, u in self._histories.shown_names().items()
         ]
         return sorted(row for row in rows if row[0] > cookie)[:limit]
 
@@ -149,7 +152,8 @@ def _cookie(unit: UnitId) -> int:
     return _UNIT_COOKIES | int.from_bytes(unit[:8], "big") & (_UNIT_COOKIES - 1)
 
 
-def _shown(name: bytes, unit: Unit) -> bytes:
+def name_at_root(name: bytes, unit: Unit) -> bytes:
+    """What the root's `.versions` calls a unit that is shown as `name`."""
     escaped = name.replace(b"%", b"%25").replace(b"/", b"%2F")
     if len(escaped) <= _NAME_MAX:
         return escaped

@@ -38,7 +38,7 @@ _STORAGE_DTYPES: Final = {
     "QInt32Storage": "I32",
     "UntypedStorage": "U8",
 }
-_TORCH_DTYPES: Final = {
+TORCH_DTYPES: Final = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -190,7 +190,7 @@ def _tensor_use(arguments: tuple[object, ...], place: _Place) -> tuple[str, Stor
     dtype = use.dtype
     # _rebuild_tensor_v3 is for dtypes that have no storage type of their own.
     if len(arguments) >= 7 and isinstance(arguments[6], Global):
-        dtype = _TORCH_DTYPES.get(arguments[6].name, dtype)
+        dtype = TORCH_DTYPES.get(arguments[6].name, dtype)
     shape = _sizes(arguments[2])
     count = element_count(shape) if shape is not None else None
     item_bytes = DTYPE_BITS[dtype] // 8

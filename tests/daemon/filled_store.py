@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -113,9 +113,17 @@ class FilledStore:
         return recipe
 
     def publish(
-        self, name: str, files: Files, *, uid: int = 0, mode: int = 0o755, state: State = State.COMPLETE
+        self,
+        name: str,
+        files: Files,
+        *,
+        uid: int = 0,
+        mode: int = 0o755,
+        state: State = State.COMPLETE,
+        closed: Container[str] = (),
     ) -> VersionRecord:
-        """A version of the unit `name`, with these files; the unit is made if it is not there."""
+        """A version of the unit `name`, with these files; the unit is made if it is not there. What is
+        called as one of `closed` is its owner's alone."""
         unit = self.histories.unit_named(name.encode())
         if unit is None:
             ino = self.namespace.at_path(b"/" + name.encode()) or 0
@@ -128,7 +136,7 @@ class FilledStore:
             gid=uid,
             mtime_ns=1,
             ctime_ns=1,
-            tree=self._tree(files, uid, mode),
+            tree=self._tree(files, uid, mode, closed),
         )
         root = version_root((path.encode(), _root(self.stored(one))) for path, one in files.items())
         self._flush()
@@ -175,7 +183,7 @@ class FilledStore:
         """`ckptfs du`."""
         return answered(trio.run(self.queries.usage, self.addresses.find(text)))
 
-    def _tree(self, files: Files, uid: int, mode: int) -> TreeId:
+    def _tree(self, files: Files, uid: int, mode: int, closed: Container[str]) -> TreeId:
         entries = []
         folders: dict[str, dict[str, bytes]] = {}
         for path, content in files.items():
@@ -184,11 +192,12 @@ class FilledStore:
                 folders.setdefault(first, {})[rest] = content
                 continue
             recipe = self.stored(content)
-            kind = stat.S_IFREG | mode & 0o666
+            kind = stat.S_IFREG | mode & (0o600 if first in closed else 0o666)
             entries.append(_entry(first, kind, uid, len(content), recipe))
         for name, below in folders.items():
-            tree = self._tree(below, uid, mode)
-            entries.append(_entry(name, stat.S_IFDIR | mode, uid, 0, None, tree))
+            tree = self._tree(below, uid, mode, closed)
+            kind = stat.S_IFDIR | mode & (0o700 if name in closed else 0o777)
+            entries.append(_entry(name, kind, uid, 0, None, tree))
         return TreeId(self._object(encode_tree(entries)))  # type: ignore[arg-type]
 
     def _object(self, payload: bytes) -> ChunkId:

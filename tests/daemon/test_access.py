@@ -130,6 +130,7 @@ def reading(path: str) -> list[AnyRequest]:
         messages.Du(path=path),
         messages.Diff(path=path, other=path),
         messages.Digest(path=path),
+        messages.Expect(path=path),
     ]
 
 
@@ -170,6 +171,19 @@ def test_a_diff_tells_nothing_of_what_was_saved_closed(world: World) -> None:
     for path in ("/closed", "/closed@1"):
         assert world.refused(OTHER, messages.Diff(path="/open", other=path)) is NotPermitted
         assert world.refused(OTHER, messages.Diff(path=path, other="/open")) is NotPermitted
+
+
+@pytest.mark.parametrize("closed", ["in", "y"])
+@pytest.mark.parametrize("kind", [messages.Digest, messages.Expect])
+def test_nothing_is_told_of_a_file_that_was_saved_closed(
+    world: World, kind: type[messages.Digest | messages.Expect], closed: str
+) -> None:
+    """Names, shapes and digests of tensors are content; so one closed file refuses the whole answer."""
+    world.store.publish("open", {"x": b"1", "in/y": b"2"}, uid=MINE.uid, closed={closed})
+    assert world.refused(OTHER, kind(path="/open")) is NotPermitted
+    assert world.refused(OTHER, kind(path="/open/in/y@2")) is NotPermitted
+    world.ask(OTHER, kind(path="/open/x@2"))
+    world.ask(MINE, kind(path="/open"))
 
 
 def test_a_proof_is_for_whoever_may_read_the_file_and_log_the_unit(world: World) -> None:

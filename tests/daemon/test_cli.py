@@ -79,6 +79,7 @@ ANSWERS: dict[type, Json] = {
     messages.Keys: {"fingerprint": "sha256:00", "public": "-----BEGIN PUBLIC KEY-----\n", "retired": []},
     messages.RotateKey: {"fingerprint": "sha256:01", "public": "-----BEGIN PUBLIC KEY-----\n", "retired": []},
     messages.Digest: {"number": 1, "name": "v000001", "files": [{"path": "x", "sha256": "00" * 32}]},
+    messages.Expect: {"name": "v000001", "files": [{"path": "x", "tensors": [{"name": "w"}]}]},
     messages.Seal: {"path": "x", "seal": "00" * 80},
     messages.Gc: {
         "dry_run": True,
@@ -193,6 +194,8 @@ def test_the_request_of_every_command(
         (("prove", f"{run}/x@3"), messages.Prove(path="/run/x@3")),
         (("prove", f"{run}/x@3", "--tensor", "a b"), messages.Prove(path="/run/x@3", tensor="a b")),
         (("digest", f"{run}@1"), messages.Digest(path="/run@1")),
+        (("expect", f"{run}@1"), messages.Expect(path="/run@1")),
+        (("expect", f"{run}/x@1", "--out", str(tmp_path / "expect")), messages.Expect(path="/run/x@1")),
         (("seal", f"{run}/x@1"), messages.Seal(path="/run/x@1")),
         (("keys", "list"), messages.Keys(path="/")),
         (("keys", "rotate"), messages.RotateKey(path="/")),

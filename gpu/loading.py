@@ -1,0 +1,148 @@
+"""Loading a saved file into a device's memory and hashing it there, a window at a time.
+
+One rule: while one half of the memory is hashed the other one is filled, so the slower of reading and
+hashing sets the pace, and the host never holds more than the two halves.
+
+A part that cannot be read counts as corrupt: a mount refuses bytes that are not those of the version.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckptfs.gpu.cpu_hasher import CPU, address_of
+from ckptfs.gpu.expected import ExpectedFile, ExpectedTensor, Part
+from ckptfs.gpu.extents import Extent, Hasher
+from ckptfs.store.errors import Unsupported
+
+# Large enough to keep a device busy, small enough to be pinned anywhere.
+WINDOW_BYTES = 64 << 20
+Read = Callable[[memoryview, int], int]
+
+
+class Landing(Protocol):
+    """Memory of a device in two halves of WINDOW_BYTES, each with a buffer of the host before it.
+
+    `device` is the name by which its Hasher goes. A half is used by one thread at a time.
+    """
+
+    device: str
+
+    def buffer(self, half: int) -> memoryview:
+        """What of half 0 or 1 is filled by the host."""
+
+    def load(self, half: int, length: int) -> int:
+        """Bring the first `length` bytes of a buffer into the device's half; their address there."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadPart:
+    """A part of a file that is not what the version says, and the tensors that it belongs to."""
+
+    path: str
+    part: Part
+    tensors: tuple[ExpectedTensor, ...]
+
+
+def check_file(
+    file: ExpectedFile, read: Read, hasher: Hasher, landing: Landing, on_bytes: Callable[[int], None]
+) -> list[BadPart]:
+    """What is wrong with a file, in order; `read(buffer, offset)` fills a buffer from it and says how far.
+
+    `on_bytes(count)` is told of what was read. OSError: the file cannot be read at all.
+    """
+    hashed: list[Future[list[Part]]] = []
+    unread: list[Part] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="ckptfs-device") as device:
+        for number, window in enumerate(_windows(file.parts())):
+            half = number % 2
+            if number >= 2:
+                hashed[number - 2].result()
+            missing = _fill(window, read, landing.buffer(half))
+            unread += missing
+            hashed.append(device.submit(_mismatches, window, missing, hasher, landing, half))
+            on_bytes(sum(part.length for part in window))
+    bad = [*unread, *(part for one in hashed for part in one.result())]
+    return [_bad_part(file, part) for part in sorted(bad, key=lambda part: part.offset)]
+
+
+def _fill(window: Sequence[Part], read: Read, buffer: memoryview) -> list[Part]:
+    """Read a window; the parts that cannot be read."""
+    start, length = window[0].offset, _length(window)
+    try:
+        if read(buffer[:length], start) == length:
+            return []
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
+    return [part for part in window if not _is_read(part, read, buffer, start)]
+
+
+def _is_read(part: Part, read: Read, buffer: memoryview, start: int) -> bool:
+    at = part.offset - start
+    try:
+        return read(buffer[at : at + part.length], part.offset) == part.length
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
+        return False
+
+
+def _mismatches(
+    window: Sequence[Part], missing: Sequence[Part], hasher: Hasher, landing: Landing, half: int
+) -> list[Part]:
+    address = landing.load(half, _length(window))
+    there = [part for part in window if part not in missing]
+    extents = [Extent(address + p.offset - window[0].offset, p.length, p.digest) for p in there]
+    return [there[index] for index in hasher.mismatches(extents)]
+
+
+def _length(window: Sequence[Part]) -> int:
+    return window[-1].offset + window[-1].length - window[0].offset
+
+
+def _windows(parts: Iterator[Part]) -> Iterator[list[Part]]:
+    """Neighbours that fit into a half together."""
+    window: list[Part] = []
+    for part in parts:
+        if part.length > WINDOW_BYTES:
+            raise Unsupported(f"a chunk of {part.length} bytes is longer than any that ckptfs makes")
+        if window and part.offset + part.length - window[0].offset > WINDOW_BYTES:
+            yield window
+            window = []
+        window.append(part)
+    if window:
+        yield window
+
+
+def _bad_part(file: ExpectedFile, part: Part) -> BadPart:
+    stop = part.offset + part.length
+    within = tuple(one for one in file.tensors if one.offset < stop and part.offset < one.end)
+    return BadPart(file.path, part, within)
+
+
+class HostLanding:
+    """Behind the Landing protocol for the CPU: the buffers are hashed where they are."""
+
+    def __init__(self, device: str = CPU) -> None:
+        self.device = device
+        self._halves = [memoryview(bytearray(WINDOW_BYTES)) for _ in range(2)]
+        self._addresses = [address_of(half) for half in self._halves]
+
+    def buffer(self, half: int) -> memoryview:
+        """What of half 0 or 1 is filled by the host."""
+        return self._halves[half]
+
+    def load(self, half: int, length: int) -> int:
+        """Its address: it is there already."""
+        return self._addresses[half]
+
+    def close(self) -> None:
+        """Nothing: memory goes when it is let go."""
