@@ -5,10 +5,11 @@ One rule: as in cli_versions.py. A device that cannot be used ends with one line
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -134,21 +135,31 @@ def _checked(
 @contextmanager
 def _reading(path: str) -> Iterator[Read]:
     """A file as check_file reads it."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with ExitStack() as stack:
+        fd, direct = (os.open(path, os.O_RDONLY | os.O_CLOEXEC | more) for more in (0, os.O_DIRECT))
+        for one in (fd, direct):
+            stack.callback(os.close, one)
 
-    def read(buffer: memoryview, offset: int) -> int:
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(fd, [buffer[done:]], offset + done)
-            if count == 0:
-                break
-            done += count
-        return done
+        def read(buffer: memoryview, offset: int) -> int:
+            try:
+                return _filled(fd, buffer, offset)
+            except OSError as e:
+                if e.errno != errno.EIO:
+                    raise
+                # The kernel reads whole pages: a bad chunk fails what shares a page with it, too.
+                return _filled(direct, buffer, offset)
 
-    try:
         yield read
-    finally:
-        os.close(fd)
+
+
+def _filled(fd: int, buffer: memoryview, offset: int) -> int:
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
 
 
 def _row(bad: BadPart) -> dict[str, object]:

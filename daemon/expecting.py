@@ -55,7 +55,8 @@ class Expecting:
         """All files with tensors at and below a place of a version (the latest, if none is named).
 
         `may_read` tells whether the caller may read a saved file, or list and enter a saved directory;
-        NotPermitted if not. NotFound if there is nothing. Corrupt if something cannot be read.
+        NotPermitted if not. NotFound if there is nothing. Corrupt if a directory, a recipe or what a file
+        says of its tensors cannot be read.
         """
         record = self._addresses.record(address)
         way = way_into(self._segments, record.top, address.inner)
@@ -146,11 +147,13 @@ class _Edges:
         self._payload = b""
 
     def of(self, tensor: Tensor) -> bytes:
-        """32 bytes for each such part of a tensor."""
-        return b"".join(
-            chunk_id(self._bytes(offset, length))
-            for offset, length in edges_of(self._recipe, tensor.offset, tensor.end)
-        )
+        """32 bytes for each such part of a tensor; none if they are damaged in the store: the others can be
+        verified all the same."""
+        found = edges_of(self._recipe, tensor.offset, tensor.end)
+        try:
+            return b"".join(chunk_id(self._bytes(offset, length)) for offset, length in found)
+        except Corrupt:
+            return b""
 
     def _bytes(self, offset: int, length: int) -> bytes:
         index = self._recipe.index_at(offset)

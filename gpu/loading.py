@@ -19,8 +19,8 @@ from ckptfs.gpu.expected import ExpectedFile, ExpectedTensor, Part
 from ckptfs.gpu.extents import Extent, Hasher
 from ckptfs.store.errors import Unsupported
 
-# Large enough to keep a device busy, small enough to be pinned anywhere.
-WINDOW_BYTES = 64 << 20
+# Large enough for a bus and a device to be worth the launch, small enough to be pinned anywhere.
+WINDOW_BYTES = 32 << 20
 Read = Callable[[memoryview, int], int]
 
 

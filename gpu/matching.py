@@ -19,7 +19,7 @@ from ckptfs.gpu.expected import Part
 from ckptfs.gpu.held import Held
 from ckptfs.gpu.report import Reason, Refusal
 from ckptfs.gpu.stored import Stored
-from ckptfs.store.errors import InvalidRequest
+from ckptfs.store.errors import Corrupt, InvalidRequest
 
 # torch.compile, FSDP and DDP; what they wrap was or will be saved without them.
 _WRAPPERS: Final = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -61,13 +61,17 @@ class Matcher:
 
 
 def wanted_of(held: Held, stored: Stored) -> list[Wanted] | Refusal:
-    """What the bytes of a tensor in memory should be, or why that cannot be told.
-
-    Corrupt if the version's description contradicts itself.
-    """
+    """What the bytes of a tensor in memory should be, or why that cannot be told."""
     refusal = _differing(held, stored)
     if refusal is not None:
         return refusal
+    try:
+        return _wanted(held, stored)
+    except Corrupt as e:
+        return Refusal(Reason.DAMAGED, f"{e}; `ckptfs verify` says what is damaged")
+
+
+def _wanted(held: Held, stored: Stored) -> list[Wanted] | Refusal:
     same = next(
         (slab for slab in stored.slabs if _is_same_block(held, slab.offsets, slab.tensor.shape)), None
     )
