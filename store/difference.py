@@ -50,14 +50,14 @@ class Difference:
             self.changed_bytes += int(np.count_nonzero(old != new))
         if not is_float(self.dtype):
             return
-        newer = _values(after, self.dtype)
+        newer = values(after, self.dtype)
         finite = np.isfinite(newer)
         if not finite.all():
             self.nan += int(np.count_nonzero(np.isnan(newer)))
             self.infinite += int(np.count_nonzero(np.isinf(newer)))
         if is_equal:
             return
-        older = _values(before, self.dtype)
+        older = values(before, self.dtype)
         both = finite & np.isfinite(older)
         gap = np.abs(newer[both].astype(np.float64) - older[both].astype(np.float64))
         if gap.size:
@@ -65,9 +65,9 @@ class Difference:
             self._squares += float(np.dot(gap, gap))
 
 
-def _values(window: bytes, dtype: str) -> npt.NDArray[Any]:
-    """The elements; of complex numbers both parts."""
-    values: npt.NDArray[Any] = np.frombuffer(window, _FLOATS[dtype])
+def values(window: bytes, dtype: str) -> npt.NDArray[Any]:
+    """The elements of a dtype that `is_float`, BF16 as float32; of complex numbers both parts."""
+    elements: npt.NDArray[Any] = np.frombuffer(window, _FLOATS[dtype])
     if dtype == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values
+        return (elements.astype(np.uint32) << 16).view(np.float32)
+    return elements

@@ -76,3 +76,8 @@ class WholeHash:
 def crc64(payload: Buffer, previous: int = 0) -> int:
     """CRC-64/NVME (check value of b"123456789": 0xae8b14860a799888)."""
     return int(checksums.crc64nvme(payload, previous))
+
+
+def crc32c(payload: Buffer) -> int:
+    """CRC-32C (check value of b"123456789": 0xe3069283). Nothing here relies on it; it is compared with."""
+    return int(checksums.crc32c(payload))
