@@ -33,6 +33,8 @@ StoreDir = Annotated[
 ]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDE = 10_000
+# Subnormals are common and harm nothing; --json has them.
+_HEALTH = {"nan": "nan", "inf": "inf", "over_f16": "too large for FP16", "over_bf16": "too large for BF16"}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -203,7 +205,7 @@ def _tensor_difference(tensor: Mapping[str, object]) -> str:
     text = f": {shape}, {human_bytes(cast(int, tensor['changed_bytes']))} differ"
     if "max_difference" in tensor:
         text += f", by at most {tensor['max_difference']:.3g} (L2 {tensor['l2_difference']:.3g})"
-        text += "".join(f", {tensor[key]} {key}" for key in ("nan", "inf") if tensor[key])
+        text += "".join(f", {tensor[key]} {word}" for key, word in _HEALTH.items() if tensor.get(key))
     return text
 
 

@@ -20,6 +20,7 @@ import trio
 from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved
+from ckptfs.gpu.health import Health
 from ckptfs.store.difference import ELEMENT_BYTES, Difference, is_float
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.formats import Layout, Reader, Tensor, parse
@@ -168,21 +169,24 @@ class Differ:
             return _described(after, "changed") | {"before": was}
         if _parts(old.recipe, before.offset, before.length) == _parts(new.recipe, after.offset, after.length):
             return None
-        found = self._difference(after.dtype, old, before.offset, new, after.offset, after.length)
+        health = Health(after.dtype) if is_float(after.dtype) else None
+        found = self._difference(after.dtype, old, before.offset, new, after.offset, after.length, health)
         if not found.changed_bytes:
             return None
         row = _described(after, "changed") | {"changed_bytes": found.changed_bytes}
-        if is_float(after.dtype):
-            row |= {
-                "max_difference": found.largest,
-                "l2_difference": found.l2,
-                "nan": found.nan,
-                "inf": found.infinite,
-            }
+        if health is not None:
+            row |= {"max_difference": found.largest, "l2_difference": found.l2, **health.facts()}
         return row
 
     def _difference(
-        self, dtype: str, old: _Side, old_at: int, new: _Side, new_at: int, length: int
+        self,
+        dtype: str,
+        old: _Side,
+        old_at: int,
+        new: _Side,
+        new_at: int,
+        length: int,
+        health: Health | None = None,
     ) -> Difference:
         found = Difference(dtype)
         for at in range(0, length, _WINDOW_BYTES):
@@ -192,6 +196,8 @@ class Differ:
                 continue
             after = self._read(new.recipe, new_at + at, part)
             found.add(after if is_same else self._read(old.recipe, old_at + at, part), after)
+            if health is not None:
+                health.add(after)
         return found
 
     def _side(self, name: str, recipe: Recipe) -> _Side:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ckptfs.gpu.expected import Expectation
-    from ckptfs.gpu.report import Report
+    from ckptfs.gpu.health import Health
+    from ckptfs.gpu.report import Refusal, Report
 
 
 def verify(tensors: object, version: str | Expectation, *, prefix: str | None = None) -> Report:
@@ -33,6 +34,17 @@ def verify(tensors: object, version: str | Expectation, *, prefix: str | None = 
     return verify_tensors(tensors, version, prefix=prefix)
 
 
+def health_of(tensors: object) -> dict[str, Health | Refusal]:
+    """NaNs, infinities, subnormals and values too large for FP16 or BF16 of each tensor, where it lies.
+
+    `tensors` as for `verify`, on the CPU; of what cannot be looked at it is said why. InvalidRequest if it
+    is neither a module nor a state dict.
+    """
+    from ckptfs.gpu.tensor_health import health_of as looked_at
+
+    return looked_at(tensors)
+
+
 def parse_expectation(text: str | bytes) -> Expectation:
     """What `ckptfs expect` printed, for `verify`; InvalidRequest if it is none."""
     from ckptfs.gpu.expected import parse_expectation as parse
@@ -40,4 +52,4 @@ def parse_expectation(text: str | bytes) -> Expectation:
     return parse(text)
 
 
-__all__ = ["parse_expectation", "verify"]
+__all__ = ["health_of", "parse_expectation", "verify"]

@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from ckptfs.gpu.extents import Extent
@@ -33,12 +34,17 @@ class CpuHasher:
 
     def mismatches(self, extents: Sequence[Extent]) -> list[int]:
         """Indices of the extents whose BLAKE3-256 is not `expected`, ascending."""
-        good = self._each(extents, lambda one: chunk_id(_memory(one)) == one.expected)
+        good = self._each(extents, lambda one: chunk_id(memory_at(one.address, one.length)) == one.expected)
         return [index for index, is_good in enumerate(good) if not is_good]
 
     def crc64(self, extents: Sequence[Extent]) -> list[int]:
         """CRC-64/NVME of each extent."""
-        return self._each(extents, lambda one: crc64(_memory(one)))
+        return self._each(extents, lambda one: crc64(memory_at(one.address, one.length)))
+
+    @contextmanager
+    def double_buffer(self, part_bytes: int) -> Iterator[HostBuffer]:
+        """Room for parts of a file: memory is the device here."""
+        yield HostBuffer(part_bytes)
 
     def _each(self, extents: Sequence[Extent], work: Callable[[Extent], _Result]) -> list[_Result]:
         batches = list(_batches(extents))
@@ -50,16 +56,32 @@ class CpuHasher:
             ]
 
 
+class HostBuffer:
+    """Two halves of memory that are hashed where they are filled."""
+
+    def __init__(self, part_bytes: int) -> None:
+        self._halves = [memoryview(bytearray(part_bytes)) for _ in range(2)]
+
+    def host(self, half: int) -> memoryview:
+        """Half 0 or 1, to be filled."""
+        return self._halves[half]
+
+    def send(self, half: int, size: int) -> int:
+        """Nothing to send; the half's address."""
+        assert size <= len(self._halves[half]), "a part fits into a half"
+        return address_of(self._halves[half])
+
+
 def address_of(buffer: memoryview) -> int:
     """Where a writable buffer begins; valid as long as the buffer is held."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-def _memory(extent: Extent) -> memoryview:
-    """The bytes of an extent, not copied; valid as long as the memory is."""
-    if extent.length == 0:
+def memory_at(address: int, length: int) -> memoryview:
+    """Bytes of this process, not copied; valid as long as the memory is."""
+    if length == 0:
         return _EMPTY
-    return memoryview((ctypes.c_char * extent.length).from_address(extent.address)).cast("B")
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 def _batches(extents: Sequence[Extent]) -> Iterator[Sequence[Extent]]:

@@ -65,7 +65,7 @@ class Difference:
             self._squares += float(np.dot(gap, gap))
 
 
-def values(window: bytes, dtype: str) -> npt.NDArray[Any]:
+def values(window: bytes | memoryview, dtype: str) -> npt.NDArray[Any]:
     """The elements of a dtype that `is_float`, BF16 as float32; of complex numbers both parts."""
     elements: npt.NDArray[Any] = np.frombuffer(window, _FLOATS[dtype])
     if dtype == "BF16":

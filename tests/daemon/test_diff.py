@@ -85,6 +85,8 @@ def test_tensors(mount: Mount, run: Path, form: str) -> None:
     after = {name: array.copy() for name, array in before.items() if name != "goes"}
     after["moved"][7, 9] += np.float32(0.25)
     after["moved"][8, 0] = np.nan
+    # What is different no more than before counts as well: the health is the newer tensor's.
+    before["moved"][9, :3] = after["moved"][9, :3] = (7e4, -1e5, 1e-39)
     after["turned"] = np.zeros((30, 10), np.float32)
     after["counts"][5] = -1
     after["comes"] = np.ones(77, np.float32)
@@ -110,6 +112,8 @@ def test_tensors(mount: Mount, run: Path, form: str) -> None:
     moved = by_name["moved"]
     assert (moved["max_difference"], moved["l2_difference"]) == (0.25, 0.25)
     assert (moved["nan"], moved["inf"]) == (1, 0)
+    assert (moved["over_f16"], moved["over_bf16"], moved["subnormal"]) == (2, 0, 1)
+    assert moved["largest"] == 1e5
     assert cast("File", by_name["turned"]["before"])["shape"] == [10, 30]
     assert by_name["counts"]["changed_bytes"] == 8 and "nan" not in by_name["counts"]
 
