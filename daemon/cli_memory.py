@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -29,8 +29,7 @@ from ckptfs.store.errors import InvalidRequest
 if TYPE_CHECKING:
     from ckptfs.daemon.messages import Progress
     from ckptfs.gpu.expected import Expectation
-    from ckptfs.gpu.extents import Hasher
-    from ckptfs.gpu.loading import BadPart, Read
+    from ckptfs.gpu.loading import BadPart, LoadingHasher, Read
 
     OnProgress = Callable[[Progress], None]
 
@@ -79,14 +78,14 @@ def verify_on_device(path: str, device: str, *, as_json: bool) -> None:
     from ckptfs.gpu.expected import decode_expectation
     from ckptfs.gpu.hashers import hasher_for
 
-    hasher = hasher_for(device)
     mount, _ = locate(path)
-    with opened(path, None) as (source, inner), progress_shown("expect") as on_progress:
-        expectation = decode_expectation(source.ask(messages.Expect(path=inner), on_progress))
-    if not expectation.files:
-        raise InvalidRequest(f"{expectation.name} has no file with tensors there; leave out --device")
-    with progress_shown(f"verify on {device}") as on_progress:
-        answer = _checked(expectation, mount.path, hasher, on_progress)
+    with hasher_for(device) as hasher:
+        with opened(path, None) as (source, inner), progress_shown("expect") as on_progress:
+            expectation = decode_expectation(source.ask(messages.Expect(path=inner), on_progress))
+        if not expectation.files:
+            raise InvalidRequest(f"{expectation.name} has no file with tensors there; leave out --device")
+        with progress_shown(f"verify on {device}") as on_progress:
+            answer = _checked(expectation, mount.path, hasher, on_progress)
     corrupt = cast("list[Mapping[str, object]]", answer["corrupt"])
     if as_json:
         print_json(answer)
@@ -97,12 +96,11 @@ def verify_on_device(path: str, device: str, *, as_json: bool) -> None:
 
 
 def _checked(
-    expectation: Expectation, mountpoint: str, hasher: Hasher, on_progress: OnProgress | None
+    expectation: Expectation, mountpoint: str, hasher: LoadingHasher, on_progress: OnProgress | None
 ) -> dict[str, object]:
     """The answer: the keys of `verify`, and what is known of the device."""
     from ckptfs.daemon.messages import Progress
-    from ckptfs.gpu.hashers import landing_for
-    from ckptfs.gpu.loading import check_file
+    from ckptfs.gpu.loading import WINDOW_BYTES, check_file
 
     total_bytes = sum(file.pieces().size for file in expectation.files)
     done_bytes, rows = 0, []
@@ -114,10 +112,10 @@ def _checked(
             on_progress(Progress(done=done_bytes, total=total_bytes))
 
     started = time.monotonic()
-    with closing(landing_for(hasher)) as landing:
+    with hasher.double_buffer(WINDOW_BYTES) as buffer:
         for file in expectation.files:
             with _reading(f"{mountpoint}{expectation.path}/{file.path}") as read:
-                rows += [_row(bad) for bad in check_file(file, read, hasher, landing, tell)]
+                rows += [_row(bad) for bad in check_file(file, read, hasher, buffer, tell)]
     return {
         "number": expectation.number,
         "name": expectation.name,
@@ -134,20 +132,21 @@ def _checked(
 
 @contextmanager
 def _reading(path: str) -> Iterator[Read]:
-    """A file as check_file reads it."""
+    """A file as check_file reads it: past the page cache, which fails whole pages for one bad byte and asks
+    for 128 KiB at a time (measured: 150 to 250 MB/s, against 500 to 600)."""
     with ExitStack() as stack:
-        fd, direct = (os.open(path, os.O_RDONLY | os.O_CLOEXEC | more) for more in (0, os.O_DIRECT))
-        for one in (fd, direct):
-            stack.callback(os.close, one)
+        direct, buffered = (os.open(path, os.O_RDONLY | os.O_CLOEXEC | more) for more in (os.O_DIRECT, 0))
+        for fd in (direct, buffered):
+            stack.callback(os.close, fd)
 
         def read(buffer: memoryview, offset: int) -> int:
             try:
-                return _filled(fd, buffer, offset)
-            except OSError as e:
-                if e.errno != errno.EIO:
-                    raise
-                # The kernel reads whole pages: a bad chunk fails what shares a page with it, too.
                 return _filled(direct, buffer, offset)
+            except OSError as e:
+                if e.errno != errno.EINVAL:
+                    raise
+                # The kernel reads the store's file by itself and wants it aligned.
+                return _filled(buffered, buffer, offset)
 
         yield read
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptfs.gpu.cpu_hasher import CPU, address_of
 from ckptfs.gpu.expected import ExpectedFile, ExpectedTensor, Part
 from ckptfs.gpu.extents import Extent, Hasher
 from ckptfs.store.errors import Unsupported
@@ -24,22 +24,22 @@ WINDOW_BYTES = 32 << 20
 Read = Callable[[memoryview, int], int]
 
 
-class Landing(Protocol):
-    """Memory of a device in two halves of WINDOW_BYTES, each with a buffer of the host before it.
+class Buffer(Protocol):
+    """Two halves of memory of the host, each with as much of the device's. A half is used by one thread at
+    a time."""
 
-    `device` is the name by which its Hasher goes. A half is used by one thread at a time.
-    """
+    def host(self, half: int) -> memoryview:
+        """Half 0 or 1, to be filled."""
 
-    device: str
+    def send(self, half: int, size: int) -> int:
+        """Bring the first `size` bytes of a half to the device; their address there."""
 
-    def buffer(self, half: int) -> memoryview:
-        """What of half 0 or 1 is filled by the host."""
 
-    def load(self, half: int, length: int) -> int:
-        """Bring the first `length` bytes of a buffer into the device's half; their address there."""
+class LoadingHasher(Hasher, Protocol):
+    """A Hasher that files can be loaded for."""
 
-    def close(self) -> None:
-        """Give the memory back."""
+    def double_buffer(self, part_bytes: int) -> AbstractContextManager[Buffer]:
+        """Room for parts of a file on their way to the device. Unavailable if there is not enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class BadPart:
 
 
 def check_file(
-    file: ExpectedFile, read: Read, hasher: Hasher, landing: Landing, on_bytes: Callable[[int], None]
+    file: ExpectedFile, read: Read, hasher: Hasher, buffer: Buffer, on_bytes: Callable[[int], None]
 ) -> list[BadPart]:
     """What is wrong with a file, in order; `read(buffer, offset)` fills a buffer from it and says how far.
 
@@ -65,9 +65,9 @@ def check_file(
             half = number % 2
             if number >= 2:
                 hashed[number - 2].result()
-            missing = _fill(window, read, landing.buffer(half))
+            missing = _fill(window, read, buffer.host(half))
             unread += missing
-            hashed.append(device.submit(_mismatches, window, missing, hasher, landing, half))
+            hashed.append(device.submit(_mismatches, window, missing, hasher, buffer, half))
             on_bytes(sum(part.length for part in window))
     bad = [*unread, *(part for one in hashed for part in one.result())]
     return [_bad_part(file, part) for part in sorted(bad, key=lambda part: part.offset)]
@@ -96,9 +96,9 @@ def _is_read(part: Part, read: Read, buffer: memoryview, start: int) -> bool:
 
 
 def _mismatches(
-    window: Sequence[Part], missing: Sequence[Part], hasher: Hasher, landing: Landing, half: int
+    window: Sequence[Part], missing: Sequence[Part], hasher: Hasher, buffer: Buffer, half: int
 ) -> list[Part]:
-    address = landing.load(half, _length(window))
+    address = buffer.send(half, _length(window))
     there = [part for part in window if part not in missing]
     extents = [Extent(address + p.offset - window[0].offset, p.length, p.digest) for p in there]
     return [there[index] for index in hasher.mismatches(extents)]
@@ -126,23 +126,3 @@ def _bad_part(file: ExpectedFile, part: Part) -> BadPart:
     stop = part.offset + part.length
     within = tuple(one for one in file.tensors if one.offset < stop and part.offset < one.end)
     return BadPart(file.path, part, within)
-
-
-class HostLanding:
-    """Behind the Landing protocol for the CPU: the buffers are hashed where they are."""
-
-    def __init__(self, device: str = CPU) -> None:
-        self.device = device
-        self._halves = [memoryview(bytearray(WINDOW_BYTES)) for _ in range(2)]
-        self._addresses = [address_of(half) for half in self._halves]
-
-    def buffer(self, half: int) -> memoryview:
-        """What of half 0 or 1 is filled by the host."""
-        return self._halves[half]
-
-    def load(self, half: int, length: int) -> int:
-        """Its address: it is there already."""
-        return self._addresses[half]
-
-    def close(self) -> None:
-        """Nothing: memory goes when it is let go."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ckptfs.gpu.asking import expectation_of
+from ckptfs.gpu.cpu_hasher import CPU
 from ckptfs.gpu.expected import Expectation
 from ckptfs.gpu.extents import Extent, Hasher
 from ckptfs.gpu.hashers import hasher_for
@@ -38,14 +40,19 @@ class _Claim:
     twin: _Claim | None = None
 
 
+def _with_torch(device: str) -> AbstractContextManager[Hasher]:
+    """Tensors on a device are torch's."""
+    return hasher_for(device, with_torch=device != CPU)
+
+
 def verify_tensors(
     tensors: object,
     version: str | Expectation,
     *,
     prefix: str | None = None,
-    hashers: Callable[[str], Hasher] = hasher_for,
+    hashers: Callable[[str], AbstractContextManager[Hasher]] = _with_torch,
 ) -> Report:
-    """As `ckptfs.gpu.verify`; `hashers(device)` gives who hashes on a device."""
+    """As `ckptfs.gpu.verify`; `hashers(device)` gives who hashes on a device, for a `with`."""
     expectation = version if isinstance(version, Expectation) else expectation_of(version)
     stored = stored_tensors(expectation)
     found = [*held_tensors(tensors)]
@@ -110,7 +117,9 @@ def _described_memory(held: Held) -> tuple[object, ...]:
     return *_memory(held), held.dtype, held.local_shape, held.shape
 
 
-def _hashed(claims: list[_Claim], hashers: Callable[[str], Hasher]) -> Mapping[int, list[Wanted]]:
+def _hashed(
+    claims: list[_Claim], hashers: Callable[[str], AbstractContextManager[Hasher]]
+) -> Mapping[int, list[Wanted]]:
     """What is wrong of each claim, by its identity."""
     bad: dict[int, list[Wanted]] = {}
     for device in sorted({one.held.device for one in claims if one.wanted}):
@@ -119,7 +128,9 @@ def _hashed(claims: list[_Claim], hashers: Callable[[str], Hasher]) -> Mapping[i
             Extent(one.held.address + wanted.offset, wanted.part.length, wanted.part.digest)
             for one, wanted in asked
         ]
-        for index in hashers(device).mismatches(extents):
+        with hashers(device) as hasher:
+            wrong = hasher.mismatches(extents)
+        for index in wrong:
             one, wanted = asked[index]
             bad.setdefault(id(one), []).append(wanted)
     return bad

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,6 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from asking import DAEMON
-from conftest import MountFactory
 from mounting import Mount, memory_folder
 
 from ckptfs import gpu
@@ -42,7 +41,7 @@ def run(shared: Mount, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def mount(mount_factory: MountFactory) -> Mount:
+def mount(mount_factory: Callable[..., Mount]) -> Mount:
     """A mount of the test's own, with an empty `run`."""
     mount = mount_factory(on_tmpfs=True)
     (mount.path / "run").mkdir()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from clients.clientproc import named, run_ranks
-from conftest import MountFactory
+from mounting import Mount
 
 ROW_BYTES = 512 * 4
 FLIPPED = 200 * ROW_BYTES // (256 << 10) * (256 << 10)
 
 
-def test_each_rank_verifies_what_it_holds(mount_factory: MountFactory, tmp_path: Path) -> None:
+def test_each_rank_verifies_what_it_holds(mount_factory: Callable[..., Mount], tmp_path: Path) -> None:
     mount = mount_factory(on_tmpfs=True)
     run = mount.path / "run"
     run.mkdir()
