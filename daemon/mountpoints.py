@@ -129,10 +129,10 @@ def _answers(entry: MountEntry) -> bool:
 
 
 def is_dead(path: str) -> bool:
-    """Whether stat(2) says ENOTCONN; asked by another process, which may wait for ever if it hangs.
-    Unavailable if it does."""
+    """Whether statfs(2) says ENOTCONN; asked by another process, which may wait for ever if it hangs.
+    Unavailable if it does. (The kernel answers a stat(2) of a dead mount's root from its cache.)"""
     asked = subprocess.Popen(
-        ["stat", "--", path],
+        ["stat", "--file-system", "--", path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
