@@ -94,7 +94,10 @@ class Face:
         self.nodes = Nodes(self.lookups)
         self.passthrough = Passthrough()
         self.whole_segments = WholeSegments(store.disk, store.segments)
-        self.stored_reads = StoredReads(store.disk, self.whole_segments, self.passthrough, self.nodes)
+        self.kernel_caches = KernelCaches(self.nodes)
+        self.stored_reads = StoredReads(
+            store.disk, self.whole_segments, self.passthrough, self.nodes, self.kernel_caches.drop_attributes
+        )
         self.files = Files(
             store.disk,
             self.namespace,
@@ -190,7 +193,7 @@ class Face:
             store.histories,
             self.recorder,
             self.publisher,
-            KernelCaches(self.nodes).drop,
+            self.kernel_caches.drop,
         )
         self.mutations.on_directory_gone = preimage_publisher.directory_gone
         self.scheduler = Scheduler(

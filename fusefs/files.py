@@ -32,6 +32,7 @@ from ckptfs.store.inode import Content, durable_recipe
 from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
+from ckptfs.store.whole_segment import LEAST_BYTES
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -74,14 +75,19 @@ class Files:
 
     # -- opening and closing ---------------------------------------------------------------
 
-    async def open(self, ino: int, *, write: bool, truncate: bool, names_node: bool = False) -> None:
+    async def open(self, ino: int, *, write: bool, truncate: bool, node: int | None = None) -> None:
         """Open a regular file once more. Raises as the store does; then nothing is open.
 
-        ESTALE as `leave_readers`, unless the reply that follows `names_node` anyway.
+        ESTALE: it is to be changed and the kernel reads its stored bytes, or `node`, which was asked for, is
+        a left one. None: the reply that follows says which node it is.
         """
         if write or truncate:
             await self.claim(ino)
-            self.leave_readers(ino, names_node=names_node)
+        # Of what was found damaged, who comes now reads what is verified, or nothing.
+        if write or truncate or self._stored_reads.is_damaged(ino):
+            await self.leave_readers(ino, names_node=node is None)
+        if node is not None:
+            self._stored_reads.require_present(node)
         if truncate:
             await self.truncate_to_nothing(ino)
         open_file = self._staged.enter(ino)
@@ -115,13 +121,23 @@ class Files:
         if ino not in self.open_files:
             self._stored_reads.detach(ino)
 
-    def leave_readers(self, ino: int, *, names_node: bool = False) -> None:
+    async def open_left(self, ino: int) -> bool:
+        """Open the first of an inode's two nodes to read it: whether the kernel reads a segment there."""
+        shown, content = self._namespace.attributes(ino), self._namespace.inode(ino).content
+        if self._stored_reads.reopen_left(ino, content, shown, is_open=ino in self.open_files):
+            return True
+        await self.open(ino, write=False, truncate=False)
+        return False
+
+    async def leave_readers(self, ino: int, *, names_node: bool = False) -> None:
         """Before a change: whoever has the kernel read the file's stored bytes keeps them. ESTALE then makes
-        the kernel look the name up again, and that gives it another node (see nodes.py)."""
+        the kernel look the name up again, and that gives it another node (see nodes.py). If nobody does,
+        this waits for nothing."""
         if self._stored_reads.is_serving(ino):
-            self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
+            await self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
             if not names_node:
                 raise PosixError(errno.ESTALE)
+            await self.claim(ino)  # others had a turn
 
     def is_attached(self, ino: int) -> bool:
         """Whether the kernel reads and writes its staging file itself."""
@@ -139,10 +155,11 @@ class Files:
         self._passthrough.take_stale(ino)
         self.on_gone(ino)
 
-    def note_stored(self, ino: int, recipe: RecipeId) -> None:
+    def note_stored(self, ino: int, recipe: RecipeId, size: int) -> None:
         """Its bytes are in the store now."""
         self.writers.forget(ino)
-        self._stored_reads.want(recipe)
+        if size >= LEAST_BYTES:
+            self._stored_reads.want(recipe)
 
     def is_open(self, ino: int) -> bool:
         """Whether anybody has it open."""
@@ -233,7 +250,7 @@ class Files:
     async def truncate(self, ino: int, size: int) -> None:
         """Set the length; what it cuts off is pinned if no version holds it. ESTALE as `open`."""
         await self.claim(ino)
-        self.leave_readers(ino)
+        await self.leave_readers(ino)
         inode = self._namespace.inode(ino)
         current = self._namespace.attributes_of(ino, inode).size
         if size == 0 and current:
@@ -317,10 +334,11 @@ class Files:
     # -- inside ----------------------------------------------------------------------------
 
     def _read_stored(self, open_file: OpenFile) -> None:
-        content = open_file.content
+        content, ino = open_file.content, open_file.ino
+        is_large = open_file.recipe.size >= LEAST_BYTES
         # A file of two names could not be left by all of them at once.
-        if not content.staging and content.base and len(self._namespace.inode(open_file.ino).links) == 1:
-            self._stored_reads.attach(open_file.ino, content.base)
+        if is_large and not content.staging and content.base and len(self._namespace.inode(ino).links) == 1:
+            self._stored_reads.attach(ino, content.base)
 
     def _last_writer_left(self, open_file: OpenFile) -> None:
         if self._passthrough.is_attached(open_file.ino):

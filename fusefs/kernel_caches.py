@@ -21,20 +21,31 @@ _LIMIT_S = 10.0
 
 
 class KernelCaches:
-    """Tells the kernel to forget. Belongs to the trio thread; one worker thread at a time."""
+    """Tells the kernel to forget. Belongs to the trio thread; one worker thread at a time tells of names,
+    and another of attributes, which waits for nobody's requests: so a handler may wait for that."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._limiter = trio.CapacityLimiter(1)
+        self._attributes_limiter = trio.CapacityLimiter(1)
 
     async def drop(self, names: Sequence[tuple[int, bytes]], inodes: Sequence[int]) -> None:
         """Make the kernel ask again for (directory, name) pairs and for attributes of inodes.
 
         Returns when it has been told, or after 10 s: then it goes on being told, and the log says so.
         """
-        nodes = [self._nodes.node_of(ino) for ino in inodes]
+        nodes = [node for ino in inodes for node in self._nodes.all_of(ino)]
+        await self._tell(names, nodes, self._limiter)
+
+    async def drop_attributes(self, node: int) -> None:
+        """Make the kernel ask again for the attributes of one node."""
+        await self._tell([], [node], self._attributes_limiter)
+
+    async def _tell(
+        self, names: Sequence[tuple[int, bytes]], nodes: Sequence[int], limiter: trio.CapacityLimiter
+    ) -> None:
         with trio.move_on_after(_LIMIT_S) as scope:
-            await trio.to_thread.run_sync(_tell, names, nodes, abandon_on_cancel=True, limiter=self._limiter)
+            await trio.to_thread.run_sync(_tell, names, nodes, abandon_on_cancel=True, limiter=limiter)
         if scope.cancelled_caught:
             log.warning("the kernel is busy, it may show old names for a moment longer")
 

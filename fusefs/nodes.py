@@ -44,6 +44,15 @@ class Nodes:
         """Whether the inode's present node is a second one: such a node is never split again."""
         return ino in self._split
 
+    def are_two(self, ino: int) -> bool:
+        """Whether the kernel may hold both nodes: what it believes of one it must not go on believing when
+        the other is changed."""
+        return ino in self._split and self._split[ino][0] > 0
+
+    def all_of(self, ino: int) -> tuple[int, ...]:
+        """Every node of an inode."""
+        return (ino, ino | SECOND_NODE) if ino in self._split else (ino,)
+
     def split(self, ino: int) -> None:
         """Give an inode its second node."""
         assert ino not in self._split, "a second node has no readers that keep older bytes"

@@ -3,9 +3,8 @@
 One rule: no exception ends the daemon. `answered` is the one place where an error becomes an
 errno; what nobody foresaw is logged with its operation and path, and the mount goes on.
 
-A file handle is the node id times two, plus one if it was opened for writing, so that nothing about
-handles needs to be remembered. Node ids from 2^62 are those of `.versions`, below they are inode
-numbers or, of files that were changed while others read them, second nodes (see nodes.py).
+A file handle is the node id times two, plus one if it was opened for writing: nothing of it is remembered.
+Node ids from 2^62 are those of `.versions`, below they are inode numbers or second nodes (see nodes.py).
 """
 
 from __future__ import annotations
@@ -110,9 +109,7 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         attributes = self._found(parent_inode, name)
-        if attributes is None:
-            return negative()
-        return self._replies.remembered(attributes)
+        return negative() if attributes is None else self._replies.remembered(attributes)
 
     def _found(self, parent: int, name: bytes) -> Attributes | None:
         if len(name) > NAME_MAX:
@@ -147,7 +144,7 @@ class CkptfsOperations(pyfuse3.Operations):
         if existing is not None:
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
-            info = await self._open_live(existing, flags, ctx.uid, names_node=True)
+            info = await self._open_live(existing, flags, ctx.uid)
             return info, self._replies.remembered(self._namespace.attributes(existing))
         await self._room_for_writing()
         mode = self._new_mode(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
@@ -184,8 +181,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         _live(parent_inode)
-        mode = stat.S_IFLNK | 0o777
-        ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
+        ino = self._mutations.make(parent_inode, name, stat.S_IFLNK | 0o777, ctx.uid, ctx.gid, target=target)
         return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
@@ -196,7 +192,7 @@ class CkptfsOperations(pyfuse3.Operations):
         if inode >= FIRST_VIRTUAL_INO:
             raise PosixError(errno.EXDEV)
         ino = Nodes.ino_of(inode)
-        self._files.leave_readers(ino)
+        await self._files.leave_readers(ino)
         self._mutations.link(ino, new_parent_inode, new_name)
         return self._replies.remembered(self._namespace.attributes(ino))
 
@@ -252,8 +248,8 @@ class CkptfsOperations(pyfuse3.Operations):
             atime_ns=attr.st_atime_ns if fields.update_atime else None,
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
         )
-        if wanted.size is not None and self._nodes.is_left(inode):
-            raise PosixError(errno.ESTALE)
+        if wanted.size is not None:
+            self._stored_reads.require_present(inode)
         ino = Nodes.ino_of(inode)
         if self.strips_privileges and wanted.moves_privileges:
             self._attributes.strip_privileges(ino, set_ids=wanted.size is None or ctx.uid != 0)
@@ -295,8 +291,8 @@ class CkptfsOperations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if inode < FIRST_VIRTUAL_INO:
             if self._nodes.is_left(inode):
-                raise PosixError(errno.ESTALE)
-            return await self._open_live(Nodes.ino_of(inode), flags, ctx.uid)
+                return await self._open_left(inode, flags)
+            return await self._open_live(Nodes.ino_of(inode), flags, ctx.uid, inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
         self._versioned.open(inode)
@@ -364,12 +360,12 @@ class CkptfsOperations(pyfuse3.Operations):
 
     # -- shared ----------------------------------------------------------------------------
 
-    async def _open_live(self, ino: int, flags: int, uid: int, *, names_node: bool = False) -> FileInfo:
+    async def _open_live(self, ino: int, flags: int, uid: int, node: int | None = None) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
         if write:
             await self._room_for_writing()
         truncate = bool(flags & os.O_TRUNC)
-        await self._files.open(ino, write=write, truncate=truncate, names_node=names_node)
+        await self._files.open(ino, write=write, truncate=truncate, node=node)
         try:
             if self.strips_privileges:
                 if truncate:
@@ -381,14 +377,17 @@ class CkptfsOperations(pyfuse3.Operations):
             raise
         return self._replies.opened(ino, flags, write=write)
 
+    async def _open_left(self, ino: int, flags: int) -> FileInfo:
+        """Who came by a name looks it up again after ESTALE. But a file that is mounted alone has none."""
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            raise PosixError(errno.ESTALE)
+        return self._replies.opened_left(ino, flags, from_segment=await self._files.open_left(ino))
+
     def _attributes_of(self, node: int) -> Attributes:
         if node >= FIRST_VIRTUAL_INO:
             return self._versioned.attributes(node)
         live = self._namespace.attributes(Nodes.ino_of(node))
-        shown = self._stored_reads.left_attributes(node, live) if self._nodes.is_left(node) else live
-        if shown is None:
-            raise PosixError(errno.ESTALE)
-        return shown
+        return self._stored_reads.left_attributes(node, live) if self._nodes.is_left(node) else live
 
     def _new_mode(self, parent: int, mode: int, ctx: RequestContext) -> int:
         groups = functools.partial(pyfuse3.get_sup_groups, ctx.pid)

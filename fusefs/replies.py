@@ -95,6 +95,8 @@ class Replies:
         entry = entry_of(attributes, LIVE_TIMEOUT_S, self._nodes.node_of(attributes.ino))
         if self._passthrough.is_attached(attributes.ino):
             entry.attr_timeout = 0  # a mapping changes the times without a word to anybody
+        if self._nodes.are_two(attributes.ino):
+            entry.attr_timeout = 0  # the kernel does not know that they share rights and names
         return entry
 
     def remembered(self, attributes: Attributes, timeout_s: float | None = None) -> EntryAttributes:
@@ -120,6 +122,24 @@ class Replies:
         else:
             self._passthrough.disarm()
             info.keep_cache = not self._passthrough.take_stale(ino)
+        return info
+
+    def opened_left(self, ino: int, flags: int, *, from_segment: bool) -> FileInfo:
+        """The reply to an open of an inode's first node by somebody who did not come by a name; as `opened`.
+
+        What is not read from a segment there is read through the second node's handle, and not kept in the
+        kernel's cache: what is written to the second node does not reach the cache of the first.
+        """
+        if from_segment:
+            info = file_info(ino, flags, write=False)
+            self._passthrough.arm_stored(ino, info.fh)
+            return info
+        info = file_info(self._nodes.node_of(ino), flags, write=False)
+        if self._passthrough.is_attached(ino):
+            self._passthrough.arm(ino, info.fh)
+        else:
+            self._passthrough.disarm()
+            info.direct_io = True
         return info
 
     def opened_saved(self, node: int, flags: int) -> FileInfo:

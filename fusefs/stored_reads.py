@@ -10,14 +10,18 @@ under `.versions` never change, so there it may be any file. Source: SEMANTICS.m
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from ckptfs.fusefs.attributes import Attributes
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.openfile import OpenFile
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import RecipeId
+from ckptfs.store.inode import Content
 from ckptfs.store.whole_segment import WholeSegments
 
 
@@ -31,14 +35,27 @@ class _Left:
 
 
 class StoredReads:
-    """Which nodes are read from a segment, and the readers of first nodes. Belongs to the trio thread."""
+    """Which nodes are read from a segment, and the readers of first nodes. Belongs to the trio thread.
 
-    def __init__(self, disk: Disk, whole: WholeSegments, passthrough: Passthrough, nodes: Nodes) -> None:
+    `drop_attributes` makes the kernel ask again for those of a node. `_segments` are the segments by the
+    nodes that are read from them.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        whole: WholeSegments,
+        passthrough: Passthrough,
+        nodes: Nodes,
+        drop_attributes: Callable[[int], Awaitable[None]],
+    ) -> None:
         self._disk = disk
         self._whole = whole
         self._passthrough = passthrough
         self._nodes = nodes
+        self._drop_attributes = drop_attributes
         self._left: dict[int, _Left] = {}
+        self._segments: dict[int, int] = {}
 
     def want(self, recipe: RecipeId) -> None:
         """A file was stored that somebody may read soon."""
@@ -57,20 +74,55 @@ class StoredReads:
         """The same of a file of a version."""
         self._attach(node, recipe, only_tensors=False)
 
-    def detach(self, node: int) -> None:
-        """The last reader of the node is gone."""
-        self._passthrough.detach_stored(node)
+    def detach(self, ino: int) -> None:
+        """Nobody has the present node of a live file open any more."""
+        self._detach(self._nodes.node_of(ino))
+
+    def detach_saved(self, node: int) -> None:
+        """The last reader of a file of a version is gone."""
+        self._detach(node)
+
+    def require_present(self, node: int) -> None:
+        """ESTALE if the inode was given another node, perhaps while an open of this one had to wait: the
+        kernel would take what is opened now for an open of the node that it asked for."""
+        if node != self._nodes.node_of(Nodes.ino_of(node)):
+            raise PosixError(errno.ESTALE)
 
     def is_serving(self, ino: int) -> bool:
         """Whether a live file's present node is read from a segment."""
         return self._passthrough.reads_stored(self._nodes.node_of(ino))
 
-    def leave(self, open_file: OpenFile, shown: Attributes) -> None:
+    def is_damaged(self, node: int) -> bool:
+        """Whether the segment that the kernel reads for a node was found damaged since."""
+        return node in self._segments and self._whole.is_damaged(self._segments[node])
+
+    async def leave(self, open_file: OpenFile, shown: Attributes) -> None:
         """Leave the inode's first node to those who have it open; from now on there is a second."""
-        recipe = open_file.content.base
+        recipe, ino = open_file.content.base, open_file.ino
         assert recipe is not None, "what the kernel reads from a segment is stored"
-        self._left[open_file.ino] = _Left(recipe, shown, open_file.readers)
-        self._nodes.split(open_file.ino)
+        self._left[ino] = _Left(recipe, shown, open_file.readers)
+        self._nodes.split(ino)
+        await self._drop_attributes(ino)
+
+    def reopen_left(self, ino: int, content: Content, shown: Attributes, *, is_open: bool) -> bool:
+        """A reader of a first node more, one who holds the node and came by no name: whether the kernel
+        reads a segment for him, too. `is_open` says whether the inode is open in another way.
+
+        ESTALE if others read older bytes there: a node has one content at a time.
+        """
+        stored = None if content.staging else content.base
+        left = self._left.get(ino)
+        if left is None:
+            if is_open or stored is None:
+                return False
+            self._attach(ino, stored, only_tensors=True)
+            if not self._passthrough.reads_stored(ino):
+                return False
+            left = self._left[ino] = _Left(stored, shown, 0)
+        elif left.recipe != stored or self.is_damaged(ino):
+            raise PosixError(errno.ESTALE)
+        left.readers += 1
+        return True
 
     def release_left(self, ino: int) -> None:
         """A reader of the first node has closed it."""
@@ -78,14 +130,14 @@ class StoredReads:
         left.readers -= 1
         if not left.readers:
             del self._left[ino]
-            self._passthrough.detach_stored(ino)
+            self._detach(ino)
 
-    def left_attributes(self, ino: int, live: Attributes) -> Attributes | None:
-        """What stat(2) shows on a first node: rights as they are, content as it was; None if nobody has
-        it open any more, and whoever asks has to look the name up again."""
+    def left_attributes(self, ino: int, live: Attributes) -> Attributes:
+        """What stat(2) shows on a first node: rights as they are, content as it was while somebody has it
+        open, and as it is if nobody has."""
         left = self._left.get(ino)
         if left is None:
-            return None
+            return live
         was = left.shown
         return replace(live, size=was.size, blocks=was.blocks, mtime_ns=was.mtime_ns)
 
@@ -96,7 +148,12 @@ class StoredReads:
     def _attach(self, node: int, recipe: RecipeId, *, only_tensors: bool) -> None:
         if not self._passthrough.enabled:
             return
-        fd = self._whole.open(recipe, only_tensors=only_tensors)
-        if fd is not None:
-            self._passthrough.attach_stored(node, fd)
-            self._disk.close(fd)
+        opened = self._whole.open(recipe, only_tensors=only_tensors)
+        if opened is not None:
+            if self._passthrough.attach_stored(node, opened.fd):
+                self._segments[node] = opened.segment
+            self._disk.close(opened.fd)
+
+    def _detach(self, node: int) -> None:
+        self._passthrough.detach_stored(node)
+        self._segments.pop(node, None)

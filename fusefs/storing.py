@@ -256,7 +256,7 @@ class Storing:
         self.stored_bytes += done.size
         self.stored_files += 1
         self._files.switch_to_stored(ino)
-        self._files.note_stored(ino, done.recipe)
+        self._files.note_stored(ino, done.recipe, done.size)
         self._files.preimages.closed_at.pop(ino, None)
         self._grown.pop(ino, None)
 

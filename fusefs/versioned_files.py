@@ -46,9 +46,11 @@ class VersionedFiles:
         self._told: dict[tuple[int, bytes | None], float] = {}
 
     def open(self, ino: int) -> None:
-        """Open once more; NotFound if the version is gone."""
+        """Open once more; NotFound if the version is gone, Corrupt if others have it open unverified."""
         if ino in self._open:
             identity, recipe, count = self._open[ino]
+            if self._stored_reads.is_damaged(ino):
+                raise Corrupt("others have it open, and read it from a segment that is damaged")
         else:
             identity, count = self._browse.recipe(ino), 0
             recipe = self._segments.read_recipe(identity)
@@ -61,7 +63,7 @@ class VersionedFiles:
         identity, recipe, count = self._open[ino]
         if count == 1:
             del self._open[ino], self._shown[ino]
-            self._stored_reads.detach(ino)
+            self._stored_reads.detach_saved(ino)
         else:
             self._open[ino] = (identity, recipe, count - 1)
 

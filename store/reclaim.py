@@ -261,8 +261,10 @@ def _punch_unnamed(disk: Disk, segment: int) -> int | None:
         if not disk.lease(fd, "write"):
             return None
         freed = 0
-        ranges = unnamed_ranges(index, disk.data_extents(fd, index.file_bytes))
-        if sum(length for _, length in ranges) <= _kept_bytes(index):
+        extents = disk.data_extents(fd, index.file_bytes)
+        ranges = unnamed_ranges(index, extents)
+        has_holes = extents != [(0, index.file_bytes)]
+        if not has_holes and sum(length for _, length in ranges) <= _kept_bytes(index):
             return 0
         for offset, length in ranges:
             blocks_bytes = _to_block_end(index, offset, length)
@@ -274,8 +276,9 @@ def _punch_unnamed(disk: Disk, segment: int) -> int | None:
 
 
 def _kept_bytes(index: SegmentIndex) -> int:
-    """So few unnamed bytes stay: a save whose header equals that of the save before is still whole in its
-    segment, and can be read there by the kernel itself (whole_segment.py)."""
+    """So few unnamed bytes stay in a file from which nothing was taken yet: a save whose header equals that
+    of the save before is still whole in its segment, and can be read there by the kernel itself
+    (whole_segment.py)."""
     if index.kind != SegmentKind.ADOPTED:
         return 0
     return min(index.file_bytes // _KEPT_SHARE, FOREIGN_BYTES)

@@ -38,6 +38,14 @@ _LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """A descriptor of a segment whose bytes are exactly a file's; whoever asked for it closes it."""
+
+    fd: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
 class Whole:
     """The segment of a whole file; `foreign` are the (offset, length, id) of what has no row in it, `watch`
     says whether the segment is still as it was. `has_tensors`: most of it lies in chunks of 256 KiB."""
@@ -69,9 +77,9 @@ class WholeSegments:
             del self._wanted[next(iter(self._wanted))]
         self._asked.set()
 
-    def open(self, identity: RecipeId, *, only_tensors: bool) -> int | None:
-        """A descriptor of the segment whose bytes are exactly the file's, verified since the mount; None if
-        there is none, or nobody has looked yet (then it is `want`ed). The caller closes it.
+    def open(self, identity: RecipeId, *, only_tensors: bool) -> Opened | None:
+        """The segment whose bytes are exactly the file's, verified since the mount; None if there is none,
+        or it cannot be read, or nobody has looked yet (then it is `want`ed).
 
         As long as it, or what was opened through it, is open, nothing of it is punched. `only_tensors`
         asks for files that consist of tensors in the main.
@@ -82,15 +90,26 @@ class WholeSegments:
             return None
         if isinstance(found, _Nowhere) or (only_tensors and not found.has_tensors):
             return None
+        if self.is_damaged(found.segment):
+            return None
         try:
             fd = self._disk.open_read(segment_paths(found.segment)[0])
         except OSError:
             return None
-        if self._is_whole(fd, found, self._segments.read_recipe(identity).size):
-            return fd
-        self._disk.close(fd)
-        self._found.put(identity, _NOWHERE, 1)
-        return None
+        is_whole = False
+        try:
+            is_whole = self._is_whole(fd, found, self._segments.read_recipe(identity).size)
+        except (CkptfsError, OSError) as e:
+            log.debug("a stored file is not read by the kernel itself: %s", e)  # its reader is told
+        finally:
+            if not is_whole:
+                self._disk.close(fd)
+                self._found.put(identity, _NOWHERE, 1)
+        return Opened(fd, found.segment) if is_whole else None
+
+    def is_damaged(self, segment: int) -> bool:
+        """Whether something in a segment was found wrong, after it was handed out perhaps."""
+        return segment in self._segments.suspect
 
     async def run(self) -> None:
         """Look for what is wanted, for ever; cancelled at shutdown."""

@@ -1,0 +1,144 @@
+"""The handlers of open, without a kernel: what must hold however long one of them has to wait."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pyfuse3
+import pytest
+import trio
+from small_face import NoRoom, SmallFace, small_face
+from small_store import random_bytes, safetensors
+
+from ckptfs.fusefs import kernel, passthrough
+from ckptfs.fusefs.kernel_caches import KernelCaches
+from ckptfs.fusefs.nodes import SECOND_NODE
+from ckptfs.store.inode import ROOT_INO
+
+CONTENT = safetensors({"w": random_bytes(2 << 20)})
+CTX = cast(pyfuse3.RequestContext, SimpleNamespace(uid=0, gid=0, pid=1, umask=0))
+
+
+class OneWaits:
+    """A disk without room for the first who asks, until `has_room`."""
+
+    def __init__(self) -> None:
+        self.has_room, self.is_waiting = trio.Event(), trio.Event()
+
+    async def before_writing(self) -> None:
+        if not self.is_waiting.is_set():
+            self.is_waiting.set()
+            await self.has_room.wait()
+
+
+@pytest.fixture
+def backing(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The backing ids that are open, of a kernel that is not there."""
+    numbers, opened = itertools.count(1), set[int]()
+
+    def open_backing(fuse_fd: int, fd: int) -> int:
+        opened.add(number := next(numbers))
+        return number
+
+    async def drop_attributes(self: KernelCaches, node: int) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(passthrough, "REPLIES", SimpleNamespace(arm=lambda fh, flags, backing_id: None))
+    monkeypatch.setattr(kernel, "open_backing", open_backing)
+    monkeypatch.setattr(kernel, "close_backing", lambda fuse_fd, number: opened.remove(number))
+    monkeypatch.setattr(KernelCaches, "drop_attributes", drop_attributes)
+    return opened
+
+
+async def looked_up(small: SmallFace) -> int:
+    """The node that the name of the file leads to now."""
+    entry = await small.face.operations.lookup(small.at("run"), b"m.safetensors", CTX)
+    return entry.st_ino
+
+
+async def refusal(small: SmallFace, node: int, flags: int) -> int | None:
+    """The errno of an open."""
+    try:
+        await small.face.operations.open(node, flags, CTX)
+    except pyfuse3.FUSEError as e:
+        return e.errno
+    return None
+
+
+def with_saved_file(store: Path, work: Callable[[SmallFace], object]) -> None:
+    with small_face(store) as small:
+        small.make(ROOT_INO, {"run": {"m.safetensors": CONTENT}})
+        small.publish("run")
+        small.face.passthrough.enable(0)
+        recipe = small.face.namespace.inode(small.at("run/m.safetensors")).content.base
+        assert recipe is not None
+        small.face.whole_segments.want(recipe)
+        trio.run(small.face.whole_segments.execute)
+        work(small)
+
+
+def test_an_open_that_waits_while_another_writer_splits_the_inode_is_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backing: set[int]
+) -> None:
+    """The kernel would meet it with EIO, or write into the node of the readers."""
+
+    async def main(small: SmallFace, waits: OneWaits) -> None:
+        ops = small.face.operations
+        node = await looked_up(small)
+        reader = await ops.open(node, os.O_RDONLY, CTX)
+        assert small.face.passthrough.reads_stored(node)
+        refusals: list[int | None] = []
+
+        async def first_writer() -> None:
+            refusals.append(await refusal(small, node, os.O_RDWR))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first_writer)
+            await waits.is_waiting.wait()
+            assert await refusal(small, node, os.O_RDWR) == errno.ESTALE
+            second = await looked_up(small)
+            assert second == node | SECOND_NODE
+            writer = await ops.open(second, os.O_RDWR, CTX)
+            await ops.write(writer.fh, 0, b"changed")
+            waits.has_room.set()
+        assert refusals == [errno.ESTALE]
+        await ops.release(writer.fh)
+        await ops.release(reader.fh)
+        assert not small.face.files.open_files and not backing
+
+    def work(small: SmallFace) -> None:
+        trio.run(main, small, waits)
+
+    waits = OneWaits()
+    monkeypatch.setattr(NoRoom, "before_writing", waits.before_writing)
+    with_saved_file(tmp_path / "store", work)
+
+
+def test_what_was_found_damaged_is_handed_out_no_more(tmp_path: Path, backing: set[int]) -> None:
+    async def main(small: SmallFace) -> None:
+        ops, segments = small.face.operations, small.face.whole_segments
+        node = await looked_up(small)
+        reader = await ops.open(node, os.O_RDONLY, CTX)
+        assert await refusal(small, node, os.O_RDONLY) is None
+        recipe = small.face.namespace.inode(node).content.base
+        assert recipe is not None
+        opened = segments.open(recipe, only_tensors=True)
+        assert opened is not None
+        os.close(opened.fd)
+        small.parts.segments.suspect.add(opened.segment)
+        assert segments.open(recipe, only_tensors=True) is None
+        assert await refusal(small, node, os.O_RDONLY) == errno.ESTALE
+        other = await ops.open(await looked_up(small), os.O_RDONLY, CTX)
+        assert other.fh >> 1 == node | SECOND_NODE
+        assert await ops.read(other.fh, 0, len(CONTENT)) == CONTENT, "read and verified by the daemon"
+        for fh in (other.fh, reader.fh, reader.fh):
+            await ops.release(fh)
+        assert not small.face.files.open_files and not backing
+
+    with_saved_file(tmp_path / "store", lambda small: trio.run(main, small))
