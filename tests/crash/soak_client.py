@@ -4,7 +4,8 @@
     soak_client.py read MOUNT SEED           reads and maps files of versions and of the live tree
 
 One rule: a file's name says what is in it (the numbers of its blobs), so whoever reads a file knows what it
-must hold and asks nobody. The last line on stdout is JSON: what was done, and every finding.
+must hold and asks nobody; of tensor files, which are changed in place, see soak_tensors.py. The last line on
+stdout is JSON: what was done, and every finding.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from soak_tensors import SUFFIX, TensorFile, lasting_wrong
 
 _BLOB_BYTES = (30_000, 120_000, 300_000, 700_000)
 _KEPT_SAVES = 2
@@ -44,8 +47,12 @@ def digest_of(name: str) -> str:
     return hasher.hexdigest()
 
 
-def digest(content: bytes | mmap.mmap) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def wrong(name: str, read: Callable[[], bytes | mmap.mmap]) -> str | None:
+    """What is wrong in a file of this name; None if it holds what it must."""
+    if name.endswith(SUFFIX):
+        return lasting_wrong(name, read)
+    found = hashlib.blake2b(read(), digest_size=16).hexdigest()
+    return None if found == digest_of(name) else "other bytes than it must have"
 
 
 def is_over() -> bool:
@@ -55,9 +62,11 @@ def is_over() -> bool:
 
 def write(directory: Path, chance: random.Random) -> dict[str, object]:
     """Save after save; a third of the blobs are old ones, which may just be being collected."""
-    saves = resaved = 0
+    saves = resaved = changed = 0
     newest = chance.randrange(1 << 30)
     first = newest
+    tensors: list[int] = []
+    findings: list[str] = []
     while not is_over():
         part = directory / f".tmp-{saves}"
         part.mkdir()
@@ -74,12 +83,23 @@ def write(directory: Path, chance: random.Random) -> dict[str, object]:
             with open(part / name, "wb") as file:
                 for number in numbers:
                     file.write(blob(number))
+        if tensors and chance.random() < 0.3:
+            number = chance.choice(tensors[-10:])
+        else:
+            newest += 1
+            tensors.append(number := newest)
+        tensor = TensorFile(part / f"{number}{SUFFIX}", number)
         part.rename(directory / f"checkpoint-{saves}")
+        tensor.path = directory / f"checkpoint-{saves}" / tensor.path.name
         if saves >= _KEPT_SAVES:
             shutil.rmtree(directory / f"checkpoint-{saves - _KEPT_SAVES}")
         saves += 1
         time.sleep(chance.uniform(0.05, 0.6))
-    return {"saves": saves, "resaved": resaved, "findings": []}
+        while chance.random() < 0.5:
+            changed += 1
+            findings += tensor.change(chance)
+            time.sleep(chance.uniform(0, 0.8))
+    return {"saves": saves, "resaved": resaved, "changed": changed, "findings": findings[:_FINDINGS]}
 
 
 class Reader:
@@ -88,7 +108,7 @@ class Reader:
     def __init__(self, mount: Path, chance: random.Random) -> None:
         self._mount, self._chance = mount, chance
         self._held: list[tuple[float, str, str, int | mmap.mmap]] = []
-        self.counts = {"read": 0, "mapped": 0, "live": 0, "held": 0, "gone": 0}
+        self.counts = {"read": 0, "mapped": 0, "live": 0, "held": 0, "gone": 0, "tensors": 0}
         self.findings: list[str] = []
 
     def step(self) -> None:
@@ -138,7 +158,9 @@ class Reader:
 
     def _pick(self, folder: Path) -> Path | None:
         names = [
-            name for name in os.listdir(folder) if name.endswith(".bin") or name.startswith("checkpoint")
+            name
+            for name in os.listdir(folder)
+            if name.endswith((".bin", SUFFIX)) or name.startswith("checkpoint")
         ]
         return folder / self._chance.choice(names) if names else None
 
@@ -146,10 +168,10 @@ class Reader:
         if kind == "mapped" and os.fstat(fd).st_size:
             mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
             os.close(fd)
-            self._check("mapped", path.name, str(path), digest(mapping))
+            self._check("mapped", path.name, str(path), lambda: mapping)
             self._hold(path, mapping)
             return
-        self._check(kind, path.name, str(path), digest(read_all(fd)))
+        self._check(kind, path.name, str(path), lambda: read_all(fd))
         if self._chance.random() < 0.3:
             self._hold(path, fd)
         else:
@@ -166,19 +188,20 @@ class Reader:
         _, name, where, held = one
         try:
             if isinstance(held, int):
-                self._check("held", name, where, digest(read_all(held)))
+                self._check("held", name, where, lambda: read_all(held))
                 os.close(held)
             else:
                 held.madvise(mmap.MADV_DONTNEED)
-                self._check("held", name, where, digest(held))
+                self._check("held", name, where, lambda: held)
                 held.close()
         except OSError as e:
             self.find(f"{where}, held: {e!r}")
 
-    def _check(self, kind: str, name: str, where: str, found: str) -> None:
+    def _check(self, kind: str, name: str, where: str, read: Callable[[], bytes | mmap.mmap]) -> None:
         self.counts[kind] += 1
-        if found != digest_of(name):
-            self.find(f"{where}: {kind} has other bytes than it must have")
+        self.counts["tensors"] += name.endswith(SUFFIX)
+        if (found := wrong(name, read)) is not None:
+            self.find(f"{where}: {kind}: {found}")
 
 
 def read_all(fd: int) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from mounting import Mount
 
 from ckptfs.daemon.control_client import ControlClient
-from ckptfs.daemon.messages import Gc
+from ckptfs.daemon.messages import Gc, Status
 
 HERE = Path(__file__).parent
 WRITERS, READERS = 3, 2
@@ -40,7 +40,8 @@ _CHECK_S = 600.0
 
 @dataclass(slots=True)
 class SoakResult:
-    """What a soak on one write path showed; bytes are those of the store at its end."""
+    """What a soak on one write path showed; bytes are those of the store at its end, `kernel_reads` the
+    stored files that were read by the kernel itself, summed over looks."""
 
     write_path: str
     seconds: float = 0.0
@@ -48,6 +49,7 @@ class SoakResult:
     idle_cycles: int = 0
     freed_bytes: int = 0
     forgotten: int = 0
+    kernel_reads: int = 0
     checks: int = 0
     clients: dict[str, int] = field(default_factory=dict)
     live_bytes: int = 0
@@ -129,6 +131,8 @@ class Soak:
         while time.monotonic() < until:
             with ControlClient(holder["socket"], os.geteuid()) as client:
                 self._collect(client)
+            with ControlClient(holder["socket"], os.geteuid()) as client:
+                self._look_at_status(client)
             if time.monotonic() >= check_due:
                 self._check_beside()
                 check_due = time.monotonic() + _CHECK_EVERY_S
@@ -142,6 +146,11 @@ class Soak:
         self.result.idle_cycles += not answer["freed_bytes"]
         self.result.freed_bytes += answer["freed_bytes"]
         self.result.forgotten += len(answer["forgotten"])
+
+    def _look_at_status(self, client: ControlClient) -> None:
+        status = client.ask(Status())
+        assert isinstance(status, dict)
+        self.result.kernel_reads += status["kernel_reads"]
 
     def _so_far(self) -> str:
         return (

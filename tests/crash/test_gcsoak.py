@@ -17,4 +17,6 @@ def test_what_is_needed_stays_and_what_is_not_goes_while_all_work(write_path: st
         result = soak(SECONDS, seed, Path(memory), write_path)
     assert result.findings == [], "\n".join(result.findings)
     assert result.cycles and result.forgotten and result.freed_bytes
-    assert all(result.clients[what] for what in ("saves", "resaved", "read", "mapped", "live", "held"))
+    done = ("saves", "resaved", "changed", "read", "mapped", "live", "held", "tensors")
+    assert all(result.clients[what] for what in done)
+    assert bool(result.kernel_reads) == (write_path == "auto")
