@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import trio
@@ -18,10 +20,13 @@ import trio
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.tensor_names import TensorNames
+from ckptfs.store.bad_chunks import find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.ids import ChunkId, CidCodec, RecipeId, cid_text
-from ckptfs.store.segment_files import Bad, Suspect, find_bad, place_of
+from ckptfs.store.places import Places, places_of
+from ckptfs.store.recipe import HOLE
+from ckptfs.store.segment_files import Bad, place_of
 from ckptfs.store.segment_format import Location
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
@@ -29,6 +34,7 @@ from ckptfs.store.tree import Entry
 # Smaller ones leave a core idle at each handover (16 MiB: 0.72 of BLAKE3 alone, 64 MiB: 0.84).
 _BATCH_BYTES = 64 << 20
 _BATCH_CHUNKS = 4096
+_SLICE_PIECES = 128
 _MOST_WORKERS = 8
 Report = Callable[[Progress], None]
 
@@ -42,7 +48,39 @@ class Use(NamedTuple):
     codec: CidCodec = CidCodec.RAW
 
 
-_Batch = dict[ChunkId, tuple[Location, Use]]
+class _Part(NamedTuple):
+    """The chunks of a batch from number `start` on are those of the pieces `pieces` of a file."""
+
+    start: int
+    path: bytes
+    recipe: RecipeId
+    pieces: Sequence[int]
+
+
+class _Batch:
+    """Chunks that are checked together. `objects`: those that are trees and recipes."""
+
+    __slots__ = ("bytes", "chunks", "objects", "parts")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.chunks: list[ChunkId] = []
+        self.objects: dict[ChunkId, Use] = {}
+        self.parts: list[_Part] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to have it checked."""
+        return self.bytes >= _BATCH_BYTES or len(self.chunks) >= _BATCH_CHUNKS
+
+    def use_of(self, chunk: ChunkId, segments: Segments) -> Use:
+        """Where a chunk of the batch was met."""
+        if chunk in self.objects:
+            return self.objects[chunk]
+        at = self.chunks.index(chunk)
+        part = self.parts[bisect_right(self.parts, at, key=attrgetter("start")) - 1]
+        recipe = segments.read_recipe(part.recipe)
+        return Use(part.path, part.recipe, recipe.start(part.pieces[at - part.start]))
 
 
 @dataclass(slots=True)
@@ -66,10 +104,8 @@ class Verifier:
         self._limiter = limiter
         self._report = report
         self._in_flight = trio.Semaphore(int(limiter.total_tokens) + 1)
-        self._seen: set[int] = set()
-        self._recipes: set[RecipeId] = set()
-        self._batch: _Batch = {}
-        self._batch_bytes = 0
+        self._seen = {hash(HOLE)}
+        self._batch = _Batch()
         self._total_bytes = 0
         self._failure: Exception | None = None
         self._names = TensorNames(segments)
@@ -99,82 +135,80 @@ class Verifier:
     async def _walk(self, start: Saved, nursery: trio.Nursery) -> None:
         for saved in walk(self._segments, start, lambda *_: None):
             if saved.entry.tree is not None:
-                self._add(saved.entry.tree, Use(saved.path, None, 0, CidCodec.DAG_CBOR))
+                self._add_object(saved.entry.tree, Use(saved.path, None, 0, CidCodec.DAG_CBOR))
             if saved.entry.recipe is not None:
                 await self._add_file(saved.path, saved.entry.recipe, nursery)
             if self._failure is not None:
                 return
+            await self._flush(nursery)
             await trio.lowlevel.checkpoint()
-        await self._flush(nursery)
+        await self._flush(nursery, is_end=True)
+
+    def _add_object(self, chunk: ChunkId, use: Use) -> bool:
+        if not self._unseen([chunk]):
+            return False
+        self._batch.chunks.append(chunk)
+        self._batch.objects[chunk] = use
+        return True
 
     async def _add_file(self, path: bytes, identity: RecipeId, nursery: trio.Nursery) -> None:
-        if identity in self._recipes:
+        if not self._add_object(identity, Use(path, None, 0)):
             return
-        self._recipes.add(identity)
-        self._add(identity, Use(path, None, 0))
         try:
             recipe = self._segments.read_recipe(identity)
         except Corrupt:
             return  # its own chunk is in the batch and will say so
-        offset = 0
-        for piece in recipe.pieces():
-            if piece.chunk is not None:
-                self._add(piece.chunk, Use(path, identity, offset))
-            offset += piece.length
-            if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_CHUNKS:
-                await self._flush(nursery)
+        for start in range(0, len(recipe), _SLICE_PIECES):
+            ids = recipe.ids(start, start + _SLICE_PIECES)
+            fresh = self._unseen(ids)
+            batch = self._batch
+            pieces = [start + at for at in fresh]
+            batch.parts.append(_Part(len(batch.chunks), path, identity, pieces))
+            batch.chunks += [ids[at] for at in fresh]
+            batch.bytes += recipe.length_of(pieces)
+            await self._flush(nursery)
 
-    def _add(self, chunk: ChunkId, use: Use) -> None:
-        # Eight bytes of the digest tell chunks apart well enough for not reading one twice.
-        short = int.from_bytes(chunk[:8], "big")
-        if short in self._seen:
-            return
-        self._seen.add(short)
-        location = self._segments.locate(chunk)
-        if location is None:
-            self._blame(use, chunk, "no place: the index does not know it")
-            return
-        self._batch[chunk] = location, use
-        self._batch_bytes += location.stored
+    def _unseen(self, ids: Sequence[ChunkId]) -> list[int]:
+        """The numbers of those that no batch has had."""
+        seen, add = self._seen, self._seen.add
+        # 64 bits tell chunks apart well enough for not reading one twice.
+        return [at for at, short in enumerate(map(hash, ids)) if short not in seen and not add(short)]
 
-    async def _flush(self, nursery: trio.Nursery) -> None:
-        """Have the batch checked beside what goes on; waits while enough are being checked."""
-        batch, self._batch, self._batch_bytes = self._batch, {}, 0
-        if batch:
+    async def _flush(self, nursery: trio.Nursery, *, is_end: bool = False) -> None:
+        """Have a full batch checked beside what goes on; waits while enough are being checked."""
+        batch = self._batch
+        if batch.is_full or (is_end and batch.chunks):
+            self._batch = _Batch()
             await self._in_flight.acquire()
             nursery.start_soon(self._check_batch, batch)
 
     async def _check_batch(self, batch: _Batch) -> None:
         try:
-            bad = await self._find_bad([(chunk, location) for chunk, (location, _) in batch.items()])
-            again = [(one.chunk, moved) for one in bad if (moved := self._moved(one)) is not None]
-            bad = [one for one in bad if self._moved(one) is None] + await self._find_bad(again)
-            self._note_good(batch, {one.chunk for one in bad})
+            since = self._segments.verified.epoch
+            places = self._segments.locate_many(batch.chunks)
+            for chunk in set(batch.chunks).difference(places.chunks):
+                self._blame(batch, chunk, "no place: the index does not know it")
+            wrong = await self._find_bad(places)
+            again = [(one.chunk, moved) for one in wrong if (moved := self._moved(one)) is not None]
+            bad = [one for one in wrong if self._moved(one) is None]
+            bad += await self._find_bad(places_of(again))
+            self._segments.note_all_good(places.without({one.chunk for one in wrong}), since)
             for one in bad:
                 self._segments.note_bad(one)
-                self._blame(batch[one.chunk][1], one.chunk, str(place_of(one.location)))
+                self._blame(batch, one.chunk, str(place_of(one.location)))
+            self.verdict.chunks += len(places)
+            self.verdict.checked_bytes += int(places.rows["length"].sum(dtype=int))
         except (CkptfsError, OSError) as e:
             self._failure = e
         finally:
             self._in_flight.release()
         self._report(Progress(done=self.verdict.checked_bytes, total=self._total_bytes))
 
-    def _note_good(self, batch: _Batch, bad: set[ChunkId]) -> None:
-        verified = self._segments.verified
-        for chunk, (location, _) in batch.items():
-            self.verdict.checked_bytes += location.length
-            if location in verified or chunk in bad:
-                continue
-            if self._segments.locate(chunk) == location:
-                self._segments.note_good(location)
-        self.verdict.chunks += len(batch)
-
-    async def _find_bad(self, suspects: list[Suspect]) -> list[Bad]:
-        suspects.sort(key=lambda pair: (pair[1].segment, pair[1].flags, pair[1].offset))
-        if not suspects:
+    async def _find_bad(self, places: Places) -> list[Bad]:
+        if not len(places):
             return []
         return await trio.to_thread.run_sync(
-            find_bad, self._disk, suspects, limiter=self._limiter, abandon_on_cancel=True
+            find_bad_places, self._disk, places, limiter=self._limiter, abandon_on_cancel=True
         )
 
     def _moved(self, bad: Bad) -> Location | None:
@@ -182,8 +216,8 @@ class Verifier:
         location = self._segments.locate(bad.chunk)
         return location if location != bad.location else None
 
-    def _blame(self, use: Use, chunk: ChunkId, place: str) -> None:
-        tensor = None
+    def _blame(self, batch: _Batch, chunk: ChunkId, place: str) -> None:
+        use, tensor = batch.use_of(chunk, self._segments), None
         if use.recipe is not None:
             tensor = self._names.tensor_at(self._top, use.path, use.recipe, use.offset)
         self.verdict.corrupt.append(

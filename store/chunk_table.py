@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 import trio
 from msgspec.structs import replace
 
+from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.cutting import Fresh
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import Built
-from ckptfs.store.segment_files import find_bad
 from ckptfs.store.segment_format import (
     Location,
     decode_location,

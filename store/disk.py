@@ -12,16 +12,21 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 BLOCK_BYTES = 4096
 _FALLOC_KEEP_SIZE = 0x01
 _FALLOC_PUNCH_HOLE = 0x02
 _CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
+_MADV_POPULATE_READ = 22
 _F_SETSIG = 10
 _LEAST_SET_ASIDE = 1 << 20
 _LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
@@ -38,14 +43,53 @@ class Space:
     inodes_free: int
 
 
-def _fallocate_symbol() -> object:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    call = libc.fallocate
-    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+def _libc(name: str, *arguments: type) -> Callable[..., int]:
+    """A call of the C library that returns an int; it sets ctypes' errno and releases the GIL."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), name)
+    call.argtypes = arguments
     call.restype = ctypes.c_int
-    return call
+    return call  # type: ignore[no-any-return]
+
+
+_madvise = _libc("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class MappedFile:
+    """Bytes of a file, mapped for reading. Belongs to one thread at a time.
+
+    Touching a page that the disk does not give would be a SIGBUS, so only what is loaded is handed out.
+    """
+
+    __slots__ = ("_address", "_mmap", "_start", "_view")
+
+    def __init__(self, fd: int, length: int, offset: int) -> None:
+        skip = offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            self._mmap = mmap.mmap(fd, skip + length, prot=mmap.PROT_READ, offset=offset - skip)
+        except ValueError as e:
+            raise OSError(errno.EFAULT, f"a file ends before byte {offset + length}") from e
+        self._start = offset - skip
+        self._view = memoryview(self._mmap)
+        self._address: int = np.frombuffer(self._view, np.uint8).ctypes.data
+
+    def loaded(self, length: int, offset: int) -> memoryview:
+        """`length` bytes from byte `offset` of the file, which lie in this mapping, with their pages in
+        memory; to be used at once, before they may go again, and released before `close`.
+
+        OSError: the disk does not give them (EFAULT), or the kernel, before 5.14, cannot tell (EINVAL).
+        """
+        at = offset - self._start
+        page = at - at % mmap.PAGESIZE
+        # mmap.madvise would hold the GIL while the disk is read.
+        if _madvise(self._address + page, at + length - page, _MADV_POPULATE_READ) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return self._view[at : at + length]
+
+    def close(self) -> None:
+        """Unmap."""
+        self._view.release()
+        self._mmap.close()
 
 
 class ShortWrite(OSError):
@@ -61,7 +105,8 @@ class Disk:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._fallocate = _fallocate_symbol()
+        c_int, c_longlong = ctypes.c_int, ctypes.c_longlong
+        self._fallocate = _libc("fallocate", c_int, c_int, c_longlong, c_longlong)
 
     def absolute(self, path: str) -> str:
         """The path as the kernel wants it."""
@@ -132,6 +177,13 @@ class Disk:
         while have < len(buffer) and (n := os.preadv(fd, [buffer[have:]], offset + have)):
             have += n
         return have
+
+    def map(self, fd: int, length: int, offset: int) -> MappedFile:
+        """A mapping of `length` bytes (at least 1) from `offset`; the caller closes it.
+
+        OSError (EFAULT): the file ends before.
+        """
+        return MappedFile(fd, length, offset)
 
     def pwrite(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
         """Write all of `payload` or raise, ShortWrite if a part is there. Durable when: `sync` returned."""
@@ -209,7 +261,7 @@ class Disk:
 
     def punch(self, fd: int, offset: int, length: int) -> bool:
         """Give back a range (it then reads as zeros); False where the file system cannot."""
-        if self._fallocate(fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, offset, length) == 0:  # type: ignore[operator]
+        if self._fallocate(fd, _FALLOC_KEEP_SIZE | _FALLOC_PUNCH_HOLE, offset, length) == 0:
             return True
         code = ctypes.get_errno()
         if code in _CANNOT_PUNCH:
@@ -219,7 +271,7 @@ class Disk:
     def allocate(self, fd: int, length: int) -> bool:
         """Have the first `length` bytes of a file occupy their blocks, so that writing them later
         needs no room; the file's length stays. False where that cannot be."""
-        return self._fallocate(fd, _FALLOC_KEEP_SIZE, 0, length) == 0  # type: ignore[operator, no-any-return]
+        return self._fallocate(fd, _FALLOC_KEEP_SIZE, 0, length) == 0
 
     def lease(self, fd: int, kind: Literal["read", "write"]) -> bool:
         """Take a lease; False while somebody has the file open or mapped in a way that forbids it.

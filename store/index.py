@@ -11,7 +11,7 @@ segments and the history. Source: FORMAT.md, "Index".
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import islice, takewhile
@@ -169,6 +169,12 @@ class Index:
         # Without a handle LMDB looks among the names of the tables, which are no keys.
         value: bytes | None = self._transaction.get(key, db=self._tables[table])
         return value
+
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key; keys in ascending order take half the time (they share pages)."""
+        assert self._thread == threading.get_ident(), "the index belongs to one thread"
+        with self._transaction.cursor(db=self._tables[table]) as cursor:
+            return [*map(cursor.get, keys)]
 
     def scan(
         self, table: Table, prefix: bytes = b"", start: bytes | None = None, limit: int | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.digest_log import drop_orphans
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
@@ -25,7 +26,7 @@ from ckptfs.store.journal import JOURNAL_PATH
 from ckptfs.store.live_tree import LiveTree
 from ckptfs.store.page_sums import remove_page_sums
 from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, keep_aside, segment_files
-from ckptfs.store.segment_files import find_bad, read_idx
+from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     Location,
     SegmentFacts,

@@ -11,9 +11,11 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+import numpy as np
 
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import chunk_id
@@ -22,7 +24,7 @@ from ckptfs.store.ids import ChunkId, RecipeId
 _HEADER = struct.Struct("<4sHHQQ")
 _MAGIC = b"CKRC"
 _VERSION = 1
-_ROW_BYTES = 40
+_ROW = np.dtype([("length", "<u8"), ("id", "V32")])
 _MAX_SIZE = (1 << 63) - 1
 HOLE = bytes(32)
 
@@ -44,12 +46,22 @@ class Recipe:
         lengths = array("Q")
         ids = bytearray()
         for piece in pieces:
-            assert piece.length > 0, "a piece has at least one byte"
             lengths.append(piece.length)
             ids += HOLE if piece.chunk is None else piece.chunk
-        self._ids = bytes(ids)
+        self._set(lengths, bytes(ids))
+
+    def _set(self, lengths: Sequence[int], ids: bytes) -> None:
+        assert all(lengths), "a piece has at least one byte"
+        self._ids = ids
         self._starts = array("Q", accumulate(lengths, initial=0))
         self.size = int(self._starts[-1])
+
+    @classmethod
+    def of_columns(cls, lengths: Sequence[int], ids: bytes) -> Recipe:
+        """The recipe of pieces of these lengths; `ids` are their 32 bytes each, HOLE for a hole."""
+        recipe = cls.__new__(cls)
+        recipe._set(lengths, ids)
+        return recipe
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -64,6 +76,11 @@ class Recipe:
         """The file offset at which piece `index` begins."""
         return self._starts[index]
 
+    def length_of(self, pieces: Iterable[int]) -> int:
+        """The bytes of the pieces of these numbers together."""
+        starts = self._starts
+        return sum([starts[i + 1] - starts[i] for i in pieces])
+
     def pieces(self) -> Iterator[Piece]:
         """All pieces in order."""
         return (self.piece(i) for i in range(len(self)))
@@ -74,7 +91,12 @@ class Recipe:
 
     def root_leaves(self) -> Iterator[ChunkId]:
         """What the Merkle file root runs over: every piece, a hole as 32 zero bytes."""
-        return (ChunkId(self._ids[32 * i : 32 * i + 32]) for i in range(len(self)))
+        return iter(self.ids())
+
+    def ids(self, start: int = 0, stop: int | None = None) -> list[ChunkId]:
+        """What stands for each piece, or those from `start` to `stop`: its chunk, or HOLE."""
+        packed = self._ids[32 * start : None if stop is None else 32 * stop]
+        return [ChunkId(packed[at : at + 32]) for at in range(0, len(packed), 32)]
 
     def index_at(self, offset: int) -> int:
         """Which piece holds byte `offset` (0 <= offset < size)."""
@@ -108,20 +130,13 @@ def decode_recipe(encoded: bytes) -> Recipe:
     magic, version, flags, size, count = _HEADER.unpack_from(encoded)
     if magic != _MAGIC or version != _VERSION or flags != 0:
         raise Corrupt(f"not a recipe of version {_VERSION}")
-    if len(encoded) != _HEADER.size + count * _ROW_BYTES:
+    if len(encoded) != _HEADER.size + count * _ROW.itemsize:
         raise Corrupt(f"a recipe of {count} pieces has {len(encoded)} bytes")
-    recipe = Recipe(_rows(encoded, count))
-    if recipe.size != size:
-        raise Corrupt(f"a recipe claims {size} bytes and lists {recipe.size}")
-    return recipe
-
-
-def _rows(encoded: bytes, count: int) -> Iterator[Piece]:
-    size = 0
-    for at in range(_HEADER.size, _HEADER.size + count * _ROW_BYTES, _ROW_BYTES):
-        length = int.from_bytes(encoded[at : at + 8], "little")
-        size += length
-        if length == 0 or size > _MAX_SIZE:
-            raise Corrupt(f"a recipe lists a piece of {length} bytes that ends at {size}")
-        identity = encoded[at + 8 : at + 40]
-        yield Piece(length, None if identity == HOLE else ChunkId(identity))
+    table = np.frombuffer(encoded, _ROW, count, _HEADER.size)
+    lengths = array("Q", table["length"].astype("=u8").tobytes())
+    listed = sum(lengths)
+    if 0 in lengths or listed > _MAX_SIZE:
+        raise Corrupt(f"a recipe lists an empty piece, or more than a file can hold: {listed} bytes")
+    if listed != size:
+        raise Corrupt(f"a recipe claims {size} bytes and lists {listed}")
+    return Recipe.of_columns(lengths, table["id"].tobytes())

@@ -15,15 +15,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import trio
 from msgspec.structs import replace
 
+from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.places import Suspect
 from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.scrub_run import Found, Interrupted, Pace, Tell
 from ckptfs.store.scrub_state import Finding
 from ckptfs.store.segment_check import find_copies, is_right, mend_idx, remake_idx
-from ckptfs.store.segment_files import Suspect, find_bad, place_of, read_idx_bytes
+from ckptfs.store.segment_files import place_of, read_idx_bytes
 from ckptfs.store.segment_format import (
     Location,
     Row,

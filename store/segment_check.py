@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.packing import write_idx
+from ckptfs.store.places import Suspect
 from ckptfs.store.reclaim import segment_numbers
-from ckptfs.store.segment_files import Suspect, find_bad, read_idx, read_idx_bytes
+from ckptfs.store.segment_files import read_idx, read_idx_bytes
 from ckptfs.store.segment_format import (
     INLINE_START,
     Codec,

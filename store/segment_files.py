@@ -1,17 +1,16 @@
 """Reading payloads out of segment files: open descriptors, and the check of a chunk's bytes.
 
-One rule: what leaves `read_verified` or `find_bad` as good has been hashed. Whoever wants the only
-open descriptor of a segment (for a lease) evicts it here first.
+One rule: what leaves `read_verified` as good has been hashed. Whoever wants the only open descriptor of
+a segment (for a lease) evicts it here first.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptfs.store.disk import Disk
+from ckptfs.store.disk import Disk, MappedFile
 from ckptfs.store.errors import Corrupt, Place, Unsupported
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId, cid_text
@@ -19,9 +18,9 @@ from ckptfs.store.one_bit import mended
 from ckptfs.store.segment_format import Codec, Location, SegmentIndex, decode_idx, segment_paths
 
 _OPEN_FILES = 256
-_RUN_BYTES = 256 << 10
 _LARGE_BYTES = 1 << 20
-_MAX_OFFSET = (1 << 62) - 1
+_MAP_BYTES = 64 << 20
+MAX_OFFSET = (1 << 62) - 1
 _UNREADABLE = (errno.ENOENT, errno.EIO)
 
 
@@ -68,6 +67,9 @@ class SegmentFiles:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._open: OrderedDict[tuple[int, bool], int] = OrderedDict()
+        self._mapping: MappedFile | None = None
+        self._mapped_key: tuple[int, bool] | None = None
+        self._mapped_start = self._mapped_end = 0
 
     def pread(self, segment: int, in_idx: bool, length: int, offset: int) -> bytes:
         """Exactly `length` bytes; Corrupt if the file is gone, too short or unreadable."""
@@ -80,7 +82,7 @@ class SegmentFiles:
                 self._open.move_to_end(key)
             # A place that rotted must not make us reserve gigabytes for it.
             is_there = length < _LARGE_BYTES or offset + length <= self._disk.fstat(fd).st_size
-            found = self._disk.pread(fd, length, offset) if is_there and offset <= _MAX_OFFSET else b""
+            found = self._disk.pread(fd, length, offset) if is_there and offset <= MAX_OFFSET else b""
         except OSError as e:
             raise _unreadable(e, Place(segment_paths(segment)[in_idx], offset)) from e
         if len(found) != length:
@@ -90,17 +92,43 @@ class SegmentFiles:
 
     def read_into(self, location: Location, view: memoryview) -> bool:
         """Fill `view` from where a payload begins; False if that cannot be read to the end."""
-        key = (location.segment, location.in_idx)
-        if location.offset > _MAX_OFFSET:
+        if location.offset > MAX_OFFSET:
             return False
         try:
-            fd = self._open.get(key)
-            fd = self._add(key) if fd is None else fd
-            return self._disk.read_into(fd, view, location.offset) == len(view)
+            return self._disk.read_into(
+                self._fd_of((location.segment, location.in_idx)), view, location.offset
+            ) == len(view)
         except OSError as e:
             if e.errno in _UNREADABLE:
                 return False
             raise
+
+    def loaded(self, location: Location, length: int) -> memoryview | None:
+        """`length` bytes from where a payload begins, as `MappedFile.loaded` gives them; None if it does not.
+        To be released before the next call.
+
+        The mapping stays for what lies behind: each new one takes as long as hashing 200 KiB.
+        """
+        key, start = (location.segment, location.in_idx), location.offset
+        try:
+            if self._mapped_key != key or not self._mapped_start <= start <= self._mapped_end - length:
+                self._map(key, start, length)
+            return None if self._mapping is None else self._mapping.loaded(length, start)
+        except OSError:
+            return None  # who reads it piece by piece finds out why
+
+    def _map(self, key: tuple[int, bool], start: int, length: int) -> None:
+        self._unmap()
+        fd = self._fd_of(key)
+        end = min(self._disk.fstat(fd).st_size, start + max(length, _MAP_BYTES))
+        if end - start >= length:
+            self._mapping = self._disk.map(fd, end - start, start)
+            self._mapped_key, self._mapped_start, self._mapped_end = key, start, end
+
+    def _unmap(self) -> None:
+        mapping, self._mapping, self._mapped_key = self._mapping, None, None
+        if mapping is not None:
+            mapping.close()
 
     def read_verified(self, chunk: ChunkId, location: Location) -> bytes:
         """A whole chunk, hashed and found right; else Corrupt."""
@@ -114,6 +142,8 @@ class SegmentFiles:
 
     def evict(self, segment: int) -> None:
         """Close what is open of a segment."""
+        if self._mapped_key is not None and self._mapped_key[0] == segment:
+            self._unmap()
         for key in ((segment, False), (segment, True)):
             fd = self._open.pop(key, None)
             if fd is not None:
@@ -121,8 +151,13 @@ class SegmentFiles:
 
     def close(self) -> None:
         """Close everything."""
+        self._unmap()
         while self._open:
             self._disk.close(self._open.popitem()[1])
+
+    def _fd_of(self, key: tuple[int, bool]) -> int:
+        fd = self._open.get(key)
+        return self._add(key) if fd is None else fd
 
     def _add(self, key: tuple[int, bool]) -> int:
         fd = self._disk.open_read(segment_paths(key[0])[key[1]])
@@ -152,71 +187,3 @@ class Bad:
     chunk: ChunkId
     location: Location
     got: ChunkId | None
-
-
-def find_bad(disk: Disk, suspects: Iterable[tuple[ChunkId, Location]]) -> list[Bad]:
-    """Read and hash each chunk through descriptors of its own; any thread may call.
-
-    Neighbours are read together, into a buffer that stays in the processor's cache: so reading costs
-    little beside hashing. Sort `suspects` by place.
-    """
-    files = SegmentFiles(disk)
-    buffer = memoryview(bytearray(_RUN_BYTES))
-    bad: list[Bad] = []
-    try:
-        for run in _runs(suspects):
-            first, last = run[0][1], run[-1][1]
-            length = last.offset + last.stored - first.offset
-            is_small = first.codec == Codec.RAW and length <= len(buffer)
-            if is_small and files.read_into(first, buffer[:length]):
-                bad += _wrong_in(run, buffer)
-            else:
-                bad += _wrong_one_by_one(files, run)
-    finally:
-        files.close()
-    return bad
-
-
-Suspect = tuple[ChunkId, Location]
-
-
-def _runs(suspects: Iterable[Suspect]) -> Iterator[list[Suspect]]:
-    """Raw neighbours of one file; a run is at most _RUN_BYTES long unless it is a single chunk."""
-    run: list[Suspect] = []
-    for chunk, one in suspects:
-        if run:
-            first, last = run[0][1], run[-1][1]
-            follows = (one.segment, one.flags, one.offset) == (
-                last.segment,
-                last.flags,
-                last.offset + last.stored,
-            )
-            is_raw = one.codec == last.codec == Codec.RAW
-            if not (follows and is_raw and one.offset + one.stored - first.offset <= _RUN_BYTES):
-                yield run
-                run = []
-        run.append((chunk, one))
-    if run:
-        yield run
-
-
-def _wrong_in(run: Sequence[Suspect], view: memoryview) -> list[Bad]:
-    """Those chunks of a run that are not what `view`, which holds its bytes, has in their place."""
-    start = run[0][1].offset
-    wrong = []
-    for chunk, one in run:
-        at = one.offset - start
-        got = chunk_id(view[at : at + one.stored])
-        if got != chunk:
-            wrong.append(Bad(chunk, one, got))
-    return wrong
-
-
-def _wrong_one_by_one(files: SegmentFiles, run: Sequence[Suspect]) -> list[Bad]:
-    wrong = []
-    for chunk, one in run:
-        try:
-            files.read_verified(chunk, one)
-        except Corrupt as e:
-            wrong.append(Bad(chunk, one, None if e.got is None else ChunkId(e.got)))
-    return wrong

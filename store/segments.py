@@ -10,12 +10,14 @@ one pread per run of verified neighbours.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
 from ckptfs.store.index import Index, Table
 from ckptfs.store.lru import Lru
+from ckptfs.store.places import Places, decode_places
 from ckptfs.store.recipe import Recipe, decode_recipe
 from ckptfs.store.segment_files import Bad, SegmentFiles, place_of
 from ckptfs.store.segment_format import Location, SegmentFacts, decode_facts, decode_location, segment_key
@@ -53,6 +55,15 @@ class Segments:
         """Where a chunk lies, or None if it is not stored."""
         encoded = self._index.get(Table.CHUNK, chunk)
         return None if encoded is None else decode_location(encoded)
+
+    def locate_many(self, chunks: Iterable[ChunkId]) -> Places:
+        """Where chunks lie, in the order of their ids; those that are not stored are left out."""
+        ordered = sorted(chunks)
+        rows = self._index.get_many(Table.CHUNK, ordered)
+        stored = [row for row in rows if row is not None]
+        if len(stored) < len(rows):
+            ordered = [chunk for chunk, row in zip(ordered, rows, strict=True) if row is not None]
+        return decode_places(ordered, stored)
 
     def facts(self, segment: int) -> SegmentFacts | None:
         """What is known of a segment, or None if there is none of that number."""
@@ -151,6 +162,17 @@ class Segments:
         facts = self.facts(location.segment) if marked & 0xFF == 0 else None
         if facts is not None and marked >= facts.chunks:
             self.verified.add_segment(location.segment)
+
+    def note_all_good(self, places: Places, since: int) -> None:
+        """Chunks were hashed and are right, in the places that they had when `verified.epoch` was `since`."""
+        if self.verified.epoch != since:
+            places = places.same_as(self.locate_many(places.chunks))
+        for segment in places.segments():
+            if self.verified.has_segment(segment):
+                continue
+            marked, facts = self.verified.add_all(segment, places.marks(segment)), self.facts(segment)
+            if facts is not None and marked >= facts.chunks:
+                self.verified.add_segment(segment)
 
     def note_bad(self, bad: Bad) -> None:
         """One chunk was found wrong: nothing of its segment is trusted any longer."""

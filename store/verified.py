@@ -18,12 +18,14 @@ from ckptfs.store.segment_format import Location
 class Verified:
     """Per segment either "all of it" or a set of places; a place is offset x 2 + IN_IDX.
 
-    `_watches` are tokens of segments of which nothing was forgotten since somebody asked.
+    `epoch` grows whenever a segment is forgotten: as long as it is the same, what was stored somewhere
+    still is. `_watches` are tokens of segments of which nothing was forgotten since somebody asked.
     """
 
-    __slots__ = ("_places", "_watches", "_whole")
+    __slots__ = ("_places", "_watches", "_whole", "epoch")
 
     def __init__(self) -> None:
+        self.epoch = 0
         self._whole: set[int] = set()
         self._places: dict[int, set[int]] = {}
         self._watches: dict[int, object] = {}
@@ -37,9 +39,13 @@ class Verified:
 
     def add(self, location: Location) -> int:
         """Mark one chunk; returns how many of its segment are marked."""
-        places = self._places.setdefault(location.segment, set())
-        places.add(location.offset << 1 | location.flags & 1)
-        return len(places)
+        return self.add_all(location.segment, (location.offset << 1 | location.flags & 1,))
+
+    def add_all(self, segment: int, places: Iterable[int]) -> int:
+        """Mark places of one segment; returns how many of it are marked."""
+        marked = self._places.setdefault(segment, set())
+        marked.update(places)
+        return len(marked)
 
     def add_segment(self, segment: int) -> None:
         """Mark all chunks of a segment."""
@@ -48,6 +54,7 @@ class Verified:
 
     def remove_segment(self, segment: int) -> None:
         """Forget a segment: its chunks are verified again at their next read."""
+        self.epoch += 1
         self._whole.discard(segment)
         self._places.pop(segment, None)
         self._watches.pop(segment, None)

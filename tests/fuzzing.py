@@ -51,6 +51,7 @@ from ckptfs.store.layout import Format, decode_format, encode_format
 from ckptfs.store.one_bit import mended
 from ckptfs.store.page_sums import decode_page_sums, encode_page_sums
 from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pin
+from ckptfs.store.places import decode_places
 from ckptfs.store.proof import decode_proof
 from ckptfs.store.proof_check import check_proof
 from ckptfs.store.recipe import decode_recipe
@@ -152,6 +153,7 @@ def decoders() -> dict[str, Decoder]:
         "recipe marks": Decoder(marks_of_recipe, _hex("recipe")),
         "idx": Decoder(decode_idx, (encode_idx(index),), sealed=True),
         "location": Decoder(decode_location, (bytes(26), b"\xff" * 26)),
+        "places": Decoder(lambda e: decode_places([chunk], [e]), (bytes(26), b"\xff" * 26)),
         "segment facts": Decoder(decode_facts, msgpack),
         "frames": Decoder(_all(decode_frames), _hex("frames"), (), sealed=True),
         "mended frame": Decoder(lambda e: mend_frame(e, 0, 1, range(1, 12)), _hex("frames"), (), sealed=True),

@@ -35,7 +35,7 @@ from disklog import (
 from diskmodel import BLOCK_BYTES, Image
 
 from ckptfs.store import layout
-from ckptfs.store.disk import Disk, ShortWrite
+from ckptfs.store.disk import Disk, MappedFile, ShortWrite
 from ckptfs.store.index import INDEX_PATH, Index
 
 SET_ASIDE_BYTES = 1 << 18
@@ -216,6 +216,10 @@ class RecordingDisk(Disk):
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
         with self._step("read_into"):
             return super().read_into(fd, buffer, offset)
+
+    def map(self, fd: int, length: int, offset: int) -> MappedFile:
+        with self._step("map"):
+            return super().map(fd, length, offset)
 
     def pwrite(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
         with self.log.lock:

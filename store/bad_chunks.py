@@ -1,0 +1,124 @@
+"""Which of many stored chunks are wrong: read, hash, compare; the hot loop of verify and scrub.
+
+One rule: every chunk is compared with its own id, and a chunk counts as wrong here only after it was
+read by itself, with pread.
+
+Long runs of raw neighbours are hashed from a mapping whose pages are in memory already
+(`MappedFile.loaded`), which saves the copy that pread makes: hashing takes 4.3 GB/s in one thread so, with
+the copy 3.8 (measured, in the page cache, 64 KiB chunks).
+
+Blocking, for a worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.hashing import chunk_id
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.places import Places, Suspect, places_of
+from ckptfs.store.segment_files import MAX_OFFSET, Bad, SegmentFiles
+from ckptfs.store.segment_format import BLOCK_BYTES, Codec
+
+_SMALL_BYTES = 256 << 10
+_WINDOW_BYTES = 8 << 20
+
+
+def find_bad(disk: Disk, suspects: Iterable[Suspect]) -> list[Bad]:
+    """Read and hash each chunk; the wrong ones by place. Any thread may call.
+
+    Unsupported: one has a codec of a later program. OSError: the disk fails in another way than by
+    not giving the bytes of a chunk (which makes it a bad one).
+    """
+    return find_bad_places(disk, places_of(suspects))
+
+
+def find_bad_places(disk: Disk, places: Places) -> list[Bad]:
+    """The same of many."""
+    if not len(places):
+        return []
+    places = places.by_place()
+    starts, ends, runs = _runs(places)
+    files = SegmentFiles(disk)
+    bad: list[Bad] = []
+    try:
+        for run in runs:
+            view = _bytes_of(files, places, run)
+            if view is None:
+                wrong = [*range(run.first, run.stop)]
+            else:
+                with view:
+                    wrong = _differing(places.chunks, starts, ends, run, view)
+            bad += filter(None, (_read_alone(files, places, at) for at in wrong))
+    finally:
+        files.close()
+    return bad
+
+
+class _Run(NamedTuple):
+    """Places `first` to `stop`, which lie in `length` bytes of one file from `start` on. `length` 0: they
+    are to be read one by one."""
+
+    first: int
+    stop: int
+    start: int
+    length: int
+
+
+def _runs(places: Places) -> tuple[list[int], list[int], list[_Run]]:
+    """Where each place begins and ends, and the runs of raw neighbours, about _WINDOW_BYTES at a time."""
+    rows = places.rows
+    is_odd = (rows["codec"] != Codec.RAW) | (rows["offset"] > MAX_OFFSET)
+    starts = np.where(is_odd, 0, rows["offset"]).astype(np.int64)
+    ends = starts + rows["stored"]
+    begins = np.ones(len(rows), bool)
+    # A gap of a page or more may be a hole, and a tmpfs fills a hole whose mapping is touched.
+    is_far = starts[1:] - ends[:-1] >= BLOCK_BYTES
+    is_other = (rows["segment"][1:] != rows["segment"][:-1]) | (rows["flags"][1:] != rows["flags"][:-1])
+    begins[1:] = is_far | is_other | (is_odd[1:] != is_odd[:-1])
+    starts_of_runs = starts[np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0))]
+    window = (starts - starts_of_runs) // _WINDOW_BYTES
+    begins[1:] |= window[1:] != window[:-1]
+    firsts = np.flatnonzero(begins)
+    lengths = np.where(is_odd[firsts], 0, np.maximum.reduceat(ends, firsts) - starts[firsts])
+    columns = (firsts, np.append(firsts[1:], len(rows)), starts[firsts], lengths)
+    runs = [_Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return starts.tolist(), ends.tolist(), runs
+
+
+def _bytes_of(files: SegmentFiles, places: Places, run: _Run) -> memoryview | None:
+    """The bytes of a run; None if they cannot all be had at once."""
+    if not run.length:
+        return None
+    first = places.location(run.first)
+    if run.length > _SMALL_BYTES:
+        return files.loaded(first, run.length)
+    view = memoryview(bytearray(run.length))
+    return view if files.read_into(first, view) else None
+
+
+def _differing(
+    chunks: Sequence[ChunkId], starts: Sequence[int], ends: Sequence[int], run: _Run, view: memoryview
+) -> list[int]:
+    """Which places of a run do not have their chunk in `view`, which holds the run's bytes."""
+    base = run.start
+    return [
+        at
+        for at in range(run.first, run.stop)
+        if chunk_id(view[starts[at] - base : ends[at] - base]) != chunks[at]
+    ]
+
+
+def _read_alone(files: SegmentFiles, places: Places, at: int) -> Bad | None:
+    """Read and hash one chunk by itself; None: it is right."""
+    chunk, location = places.chunks[at], places.location(at)
+    try:
+        files.read_verified(chunk, location)
+    except Corrupt as e:
+        return Bad(chunk, location, None if e.got is None else ChunkId(e.got))
+    return None
