@@ -1,7 +1,7 @@
 """Verify: read every chunk of a version again, whatever is known of it, and hash it.
 
-One rule: the index thread finds out what to read, worker threads read and hash it, several batches at
-a time; and a chunk counts as corrupt only if the index still says that its bytes are where they were
+One rule: the index thread finds out what to read, worker threads (hashing_threads.py) read and hash it;
+and a chunk counts as corrupt only if the index still says that its bytes are where they were
 read.
 """
 
@@ -17,22 +17,21 @@ from typing import NamedTuple
 
 import trio
 
+from ckptfs.daemon.hashing_threads import Hashed, HashingThreads
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.tensor_names import TensorNames
-from ckptfs.store.bad_chunks import find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.ids import ChunkId, CidCodec, RecipeId, cid_text
-from ckptfs.store.places import Places, places_of
+from ckptfs.store.places import places_of
 from ckptfs.store.recipe import HOLE
-from ckptfs.store.segment_files import Bad, place_of
-from ckptfs.store.segment_format import Location
+from ckptfs.store.segment_files import place_of
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 
-# Smaller ones leave a core idle at each handover (16 MiB: 0.72 of BLAKE3 alone, 64 MiB: 0.84).
-_BATCH_BYTES = 64 << 20
+# By CPU time beside BLAKE3 alone: 16 MiB 0.82, 64 MiB 0.89, 128 MiB 0.91 (measured, two threads).
+_BATCH_BYTES = 128 << 20
 _BATCH_CHUNKS = 4096
 _SLICE_PIECES = 128
 _MOST_WORKERS = 8
@@ -83,6 +82,15 @@ class _Batch:
         return Use(part.path, part.recipe, recipe.start(part.pieces[at - part.start]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A batch that was located when the epoch of what is verified was `since`."""
+
+    batch: _Batch
+    since: int
+    is_again: bool = False
+
+
 @dataclass(slots=True)
 class Verdict:
     """What was found: `corrupt` are the JSON rows of ARCHITECTURE.md, section 8."""
@@ -103,7 +111,9 @@ class Verifier:
         self._segments = segments
         self._limiter = limiter
         self._report = report
-        self._in_flight = trio.Semaphore(int(limiter.total_tokens) + 1)
+        self._most_in_flight = 2 * int(limiter.total_tokens)
+        self._in_flight = trio.Semaphore(self._most_in_flight)
+        self._threads: HashingThreads[_Job]
         self._seen = {hash(HOLE)}
         self._batch = _Batch()
         self._total_bytes = 0
@@ -123,26 +133,31 @@ class Verifier:
         if len(way) <= len(inner):
             raise NotFound(f"this version has no {os.fsdecode(b'/'.join(inner))}")
         async with trio.open_nursery() as nursery:
+            self._threads = HashingThreads(self._disk, self._limiter, nursery)
+            nursery.start_soon(self._take_results, self._threads.results)
             try:
-                await self._walk(Saved(b"/".join(inner), way[-1]), nursery)
+                await self._walk(Saved(b"/".join(inner), way[-1]))
             except (CkptfsError, OSError) as e:
                 self._failure = e
+            for _ in range(self._most_in_flight):
+                await self._in_flight.acquire()
+            self._threads.close()
         if self._failure is not None:
             raise self._failure
         self.verdict.elapsed_s = time.monotonic() - started
         return self.verdict
 
-    async def _walk(self, start: Saved, nursery: trio.Nursery) -> None:
+    async def _walk(self, start: Saved) -> None:
         for saved in walk(self._segments, start, lambda *_: None):
             if saved.entry.tree is not None:
                 self._add_object(saved.entry.tree, Use(saved.path, None, 0, CidCodec.DAG_CBOR))
             if saved.entry.recipe is not None:
-                await self._add_file(saved.path, saved.entry.recipe, nursery)
+                await self._add_file(saved.path, saved.entry.recipe)
             if self._failure is not None:
                 return
-            await self._flush(nursery)
+            await self._flush()
             await trio.lowlevel.checkpoint()
-        await self._flush(nursery, is_end=True)
+        await self._flush(is_end=True)
 
     def _add_object(self, chunk: ChunkId, use: Use) -> bool:
         if not self._unseen([chunk]):
@@ -151,7 +166,7 @@ class Verifier:
         self._batch.objects[chunk] = use
         return True
 
-    async def _add_file(self, path: bytes, identity: RecipeId, nursery: trio.Nursery) -> None:
+    async def _add_file(self, path: bytes, identity: RecipeId) -> None:
         if not self._add_object(identity, Use(path, None, 0)):
             return
         try:
@@ -166,7 +181,7 @@ class Verifier:
             batch.parts.append(_Part(len(batch.chunks), path, identity, pieces))
             batch.chunks += [ids[at] for at in fresh]
             batch.bytes += recipe.length_of(pieces)
-            await self._flush(nursery)
+            await self._flush()
 
     def _unseen(self, ids: Sequence[ChunkId]) -> list[int]:
         """The numbers of those that no batch has had."""
@@ -174,47 +189,47 @@ class Verifier:
         # 64 bits tell chunks apart well enough for not reading one twice.
         return [at for at, short in enumerate(map(hash, ids)) if short not in seen and not add(short)]
 
-    async def _flush(self, nursery: trio.Nursery, *, is_end: bool = False) -> None:
+    async def _flush(self, *, is_end: bool = False) -> None:
         """Have a full batch checked beside what goes on; waits while enough are being checked."""
         batch = self._batch
         if batch.is_full or (is_end and batch.chunks):
             self._batch = _Batch()
             await self._in_flight.acquire()
-            nursery.start_soon(self._check_batch, batch)
-
-    async def _check_batch(self, batch: _Batch) -> None:
-        try:
-            since = self._segments.verified.epoch
             places = self._segments.locate_many(batch.chunks)
             for chunk in set(batch.chunks).difference(places.chunks):
                 self._blame(batch, chunk, "no place: the index does not know it")
-            wrong = await self._find_bad(places)
-            again = [(one.chunk, moved) for one in wrong if (moved := self._moved(one)) is not None]
-            bad = [one for one in wrong if self._moved(one) is None]
-            bad += await self._find_bad(places_of(again))
-            self._segments.note_all_good(places.without({one.chunk for one in wrong}), since)
-            for one in bad:
-                self._segments.note_bad(one)
-                self._blame(batch, one.chunk, str(place_of(one.location)))
+            self._threads.add(_Job(batch, self._segments.verified.epoch), places)
+
+    async def _take_results(self, results: trio.MemoryReceiveChannel[Hashed[_Job]]) -> None:
+        async for one in results:
+            try:
+                is_done = self._take(one)
+            except (CkptfsError, OSError) as e:
+                self._failure, is_done = e, True
+            if is_done:
+                self._in_flight.release()
+                self._report(Progress(done=self.verdict.checked_bytes, total=self._total_bytes))
+
+    def _take(self, one: Hashed[_Job]) -> bool:
+        """What was found of a batch; False if some of it is looked at once more, where it lies by now."""
+        if one.failure is not None:
+            raise one.failure
+        job, places = one.job, one.places
+        if not job.is_again:
+            self._segments.note_all_good(places.without({bad.chunk for bad in one.bad}), job.since)
             self.verdict.chunks += len(places)
             self.verdict.checked_bytes += int(places.rows["length"].sum(dtype=int))
-        except (CkptfsError, OSError) as e:
-            self._failure = e
-        finally:
-            self._in_flight.release()
-        self._report(Progress(done=self.verdict.checked_bytes, total=self._total_bytes))
-
-    async def _find_bad(self, places: Places) -> list[Bad]:
-        if not len(places):
-            return []
-        return await trio.to_thread.run_sync(
-            find_bad_places, self._disk, places, limiter=self._limiter, abandon_on_cancel=True
-        )
-
-    def _moved(self, bad: Bad) -> Location | None:
-        """Where the chunk lies by now, if that is elsewhere."""
-        location = self._segments.locate(bad.chunk)
-        return location if location != bad.location else None
+        moved = []
+        for bad in one.bad:
+            location = self._segments.locate(bad.chunk)
+            if location is not None and location != bad.location and not job.is_again:
+                moved.append((bad.chunk, location))
+                continue
+            self._segments.note_bad(bad)
+            self._blame(job.batch, bad.chunk, str(place_of(bad.location)))
+        if moved:
+            self._threads.add(_Job(job.batch, job.since, is_again=True), places_of(moved))
+        return not moved
 
     def _blame(self, batch: _Batch, chunk: ChunkId, place: str) -> None:
         use, tensor = batch.use_of(chunk, self._segments), None

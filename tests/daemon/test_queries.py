@@ -247,3 +247,83 @@ def test_a_store_without_an_index_says_what_to_do(filled_store: FilledStore, tmp
     disk = open_store(str(tmp_path / "other"), create=True)
     with pytest.raises(NotFound, match="rebuild"):
         OfflineStore(disk)
+
+
+def test_verify_names_each_of_many_places(filled_store: FilledStore) -> None:
+    """Wherever in a batch a chunk is, it is named with its file; a chunk of two files with the first."""
+    pieces = [os.urandom(PIECE_BYTES) for _ in range(9)]
+    tree = {
+        "a": pieces[0] + pieces[1],
+        "d/b": b"".join(pieces[2:7]),
+        "d/c": pieces[1] + pieces[7] + pieces[8],
+    }
+    filled_store.publish("run", tree)
+    paths = ["a"] * 2 + ["d/b"] * 5 + ["d/c"] * 2
+    for piece, path in zip(pieces, paths, strict=True):
+        place = damage(filled_store, piece)
+        (row,) = filled_store.verify("/run")["corrupt"]  # type: ignore[misc]
+        assert answered(row)["path"] == path and answered(row)["place"] == place
+        damage(filled_store, piece)
+    assert filled_store.verify("/run")["corrupt"] == []
+
+
+def test_verify_of_many_batches(filled_store: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptfs.daemon import verifying
+
+    monkeypatch.setattr(verifying, "_BATCH_CHUNKS", 3)
+    tree = {f"d{n // 7}/f{n}": os.urandom(PIECE_BYTES * (n % 4)) for n in range(40)}
+    filled_store.publish("run", tree)
+    answer = filled_store.verify("/run")
+    pieces = sum(len(content) // PIECE_BYTES for content in tree.values())
+    recipes = len({content for content in tree.values()})
+    assert answer["chunks"] == pieces + recipes + 1 + len({path.split("/")[0] for path in tree})
+    bad = [content[-PIECE_BYTES:] for content in tree.values() if content][::5]
+    places = {damage(filled_store, piece) for piece in bad}
+    rows = filled_store.verify("/run")["corrupt"]
+    assert {str(answered(row)["place"]) for row in rows} == places  # type: ignore[union-attr]
+
+
+def test_what_a_thread_cannot_do_ends_the_verification(
+    history: FilledStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckptfs.store.segment_files import SegmentFiles
+
+    def fail(*_: object) -> bool:
+        raise PermissionError("not allowed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentFiles, "read_into", fail)
+        for _ in range(3):
+            with pytest.raises(PermissionError):
+                history.verify("/run")
+    assert history.verify("/run")["corrupt"] == []
+
+
+def test_a_chunk_that_moved_meanwhile_is_read_where_it_is(
+    history: FilledStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckptfs.daemon import hashing_threads
+    from ckptfs.store.hashing import chunk_id
+    from ckptfs.store.index import Table
+    from ckptfs.store.segment_format import Location, encode_location
+
+    right = history.segments.locate(chunk_id(B))
+    assert right is not None
+    find, calls = hashing_threads.find_bad_places, []
+
+    def put(location: Location) -> None:
+        change = Change()
+        change.put(Table.CHUNK, chunk_id(B), encode_location(location))
+        history.index.apply(change)
+
+    def move_back(*arguments: object) -> object:
+        calls.append(arguments)
+        bad = find(*arguments)  # type: ignore[arg-type]
+        if bad:
+            trio.from_thread.run_sync(put, right)
+        return bad
+
+    put(Location(right.segment, right.offset + 1, right.stored, right.length, right.codec, right.flags))
+    monkeypatch.setattr(hashing_threads, "find_bad_places", move_back)
+    assert history.verify("/run@2")["corrupt"] == []
+    assert len(calls) == 2, "the batch, then the chunk in its new place"
