@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import trio
 
@@ -25,8 +26,9 @@ from ckptfs.store.errors import CkptfsError, Corrupt, NotFound, ReadOnly
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_mirror import version_key, version_of
-from ckptfs.store.ids import RecipeId, TreeId, UnitId
+from ckptfs.store.ids import ChunkId, RecipeId, TreeId, UnitId
 from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.segment_format import Location
 from ckptfs.store.segments import Segments
 from ckptfs.store.sweep import listed
 from ckptfs.store.whole_files import WholeFiles
@@ -34,6 +36,7 @@ from ckptfs.store.whole_files import WholeFiles
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 _RETRY_S = 60.0
+_TRY_AGAIN_S = 3600.0
 _SHARE = 4
 _LEAST_PAUSE_S = 0.0005
 _SLICE_ROWS = 256
@@ -55,11 +58,28 @@ class _Due:
     number: int = field(compare=False)
     size_bytes: int = field(compare=False)
 
+    @property
+    def key(self) -> tuple[UnitId, int]:
+        """Which version it is."""
+        return self.unit, self.number
+
+
+@dataclass(slots=True)
+class _Failed:
+    """Content that no digest could be made of (or a directory of it): the chunk that was wrong, where that
+    lay then, and the versions that hold the content."""
+
+    chunk: ChunkId
+    place: Location | None
+    again_at: float
+    versions: dict[tuple[UnitId, int], _Due]
+
 
 class Digesting:
-    """Goes through each version once. Belongs to the index thread, and only `run` changes its fields.
+    """Goes through each version once, and again when what was wrong in it lies elsewhere by now (it was
+    healed), or some time has passed. Belongs to the index thread, and only `run` changes its fields.
 
-    META `digested:` ‖ unit id says up to which version a unit was gone through.
+    META `digested:` ‖ unit id says up to which version a unit was gone through, with nothing left over.
     """
 
     def __init__(
@@ -81,7 +101,7 @@ class Digesting:
         self._due: list[_Due] = []
         self._known: dict[UnitId, int] = {}
         self._seen: set[tuple[bytes, TreeId]] = set()
-        self._failed: set[RecipeId] = set()
+        self._failed: dict[ChunkId, _Failed] = {}
         self._closed: set[UnitId] = set()
         self._state = (-1, -1)
         self._current_bytes = 0
@@ -107,6 +127,7 @@ class Digesting:
 
         NoSpace or OSError: what is left is still due. Durable when: this returned.
         """
+        self._take_up_failed()
         while True:
             await self._gather()
             if not self._due:
@@ -124,6 +145,26 @@ class Digesting:
             finally:
                 self._current_bytes = 0
         self._note_done()
+
+    def _take_up_failed(self) -> None:
+        """Have another look at what was healed since, or failed long ago."""
+        now, ripe = time.monotonic(), []
+        for key in [*islice(self._failed, _SLICE_ROWS)]:
+            one = self._failed[key] = self._failed.pop(key)  # The next look begins behind it.
+            if now >= one.again_at or self._segments.locate(one.chunk) != one.place:
+                ripe.append(key)
+        if not ripe:
+            return
+        versions = {key: due for one in ripe for key, due in self._failed.pop(one).versions.items()}
+        for due in versions.values():
+            heapq.heappush(self._due, due)
+        self._seen.clear()
+
+    def _fail(self, due: _Due, content: ChunkId, error: Corrupt) -> None:
+        """Note that something of a version cannot be read."""
+        chunk = content if error.expected is None else ChunkId(error.expected)
+        again_at = time.monotonic() + _TRY_AGAIN_S
+        self._failed[content] = _Failed(chunk, self._segments.locate(chunk), again_at, {due.key: due})
 
     async def _gather(self) -> None:
         """Take up the versions that were listed since the last look."""
@@ -153,7 +194,9 @@ class Digesting:
     def _note_done(self) -> None:
         """Nothing is due: the next start need not look at these versions again."""
         change = Change()
-        for unit, number in self._known.items():
+        left = [key for one in self._failed.values() for key in one.versions]
+        for unit, newest in self._known.items():
+            number = min([newest, *(n - 1 for owner, n in left if owner == unit)])
             if number > self._noted(unit) and unit not in self._closed:
                 change.put(Table.META, _DONE + unit, number.to_bytes(8, "big"))
         if change.operations:
@@ -167,28 +210,35 @@ class Digesting:
         if len(self._seen) > _MOST_SEEN:
             self._seen.clear()
         contents: dict[RecipeId, Saved] = {}
-        for step, saved in enumerate(walk(self._segments, Saved(b"", record.top), _pass_over, self._seen)):
+
+        def pass_over(path: bytes, tree: TreeId, error: Corrupt) -> None:
+            # A directory that cannot be read is for `verify` and `scrub` to name.
+            self._fail(due, tree, error)
+
+        for step, saved in enumerate(walk(self._segments, Saved(b"", record.top), pass_over, self._seen)):
             recipe = saved.entry.recipe
+            if recipe in self._failed:
+                self._failed[recipe].versions[due.key] = due
             if recipe is None or recipe in self._failed or recipe in contents or self._has(recipe):
                 self._current_bytes -= saved.entry.size
             else:
                 contents[recipe] = saved
             if len(contents) >= _CONTENTS_AT_ONCE:
-                await self._make(record, contents)
+                await self._make(due, record, contents)
                 contents = {}
             if step % _SLICE_ROWS == 0:
                 await trio.lowlevel.checkpoint()
         # What is left by now was in directories that were walked for another version.
         self._current_bytes = sum(saved.entry.size for saved in contents.values())
-        await self._make(record, contents)
+        await self._make(due, record, contents)
 
     def _has(self, recipe: RecipeId) -> bool:
         return self._index.get(Table.DIGEST, recipe) is not None
 
-    async def _make(self, record: VersionRecord, contents: dict[RecipeId, Saved]) -> None:
+    async def _make(self, due: _Due, record: VersionRecord, contents: dict[RecipeId, Saved]) -> None:
         made: dict[RecipeId, FileDigests] = {}
         for recipe, saved in contents.items():
-            digests = await self._digest(record, recipe, saved)
+            digests = await self._digest(due, record, recipe, saved)
             self._current_bytes -= saved.entry.size
             if digests is not None:
                 made[recipe] = digests
@@ -198,7 +248,9 @@ class Digesting:
                 made = {}
         self._digests.record(record.unit, made)
 
-    async def _digest(self, record: VersionRecord, recipe: RecipeId, saved: Saved) -> FileDigests | None:
+    async def _digest(
+        self, due: _Due, record: VersionRecord, recipe: RecipeId, saved: Saved
+    ) -> FileDigests | None:
         try:
             await self._rest(0)
             if saved.entry.size > _MOST_HOLE_BYTES:
@@ -209,7 +261,7 @@ class Digesting:
         except NotFound:
             return None
         except Corrupt as e:
-            self._failed.add(recipe)
+            self._fail(due, recipe, e)
             path = os.fsdecode(saved.path)
             log.error("no digest of %s of %s in version %d: %s", path, self._name(record), record.number, e)
             return None
@@ -225,7 +277,3 @@ class Digesting:
     def _name(self, record: VersionRecord) -> str:
         unit = self._histories.unit(record.unit)
         return unit.text if unit is not None else record.unit.hex()
-
-
-def _pass_over(path: bytes, tree: TreeId, error: Corrupt) -> None:
-    """A directory that cannot be read is for `verify` and `scrub` to name."""

@@ -181,6 +181,76 @@ def test_a_wrong_chunk_has_no_digest_and_the_rest_has(
     assert world.store.segments.damaged, "the quarantine is told"
 
 
+def damaged_content(world: World, rng: random.Random) -> tuple[VersionRecord, bytes, Callable[[], None]]:
+    """A version whose file `bad` has a flipped bit, its content, and what flips it back."""
+    bad = rng.randbytes(300_000)
+    record = world.publish(bad=bad, good=b"good")
+    chunk = next(iter(world.store.segments.read_recipe(world.recipe(record, "bad")).chunks()))
+    path, offset, _ = place_of_chunk(world.store, chunk)
+    flip(path, 8 * offset + 3)
+    world.catch_up()
+    assert not world.has(record, "bad", bad) and world.has(record, "good", b"good")
+    return record, bad, lambda: flip(path, 8 * offset + 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_healed_gets_its_digest(world: World, rng: random.Random, restarts: bool) -> None:
+    record, bad, _ = damaged_content(world, rng)
+    asked = len(world.order)
+    world.catch_up()
+    assert len(world.order) == asked, "it is not read again and again"
+    world.publish("other", again=bad, more=b"more")  # Writing it again heals it.
+    if restarts:
+        world.start()
+    world.catch_up()
+    assert world.has(record, "bad", bad)
+    world.start()
+    world.catch_up()
+    assert world.order == [], "and nothing is left over"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_put_right_in_its_place_gets_its_digest_later(
+    world: World, rng: random.Random, restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, bad, put_right = damaged_content(world, rng)
+    put_right()
+    world.publish(new=b"new")
+    if restarts:
+        world.start()
+    else:
+        world.catch_up()
+        assert not world.has(record, "bad", bad)
+        now = digesting_module.time.monotonic() + 2 * digesting_module._TRY_AGAIN_S
+        monkeypatch.setattr(digesting_module.time, "monotonic", lambda: now)
+    world.catch_up()
+    assert world.has(record, "bad", bad)
+
+
+def test_files_of_a_directory_that_was_healed_get_their_digests(world: World, rng: random.Random) -> None:
+    content = rng.randbytes(1000)
+    tree = {b"below": {b"a": content}, b"b": b"b"}
+    record = trio.run(lambda: world.store.publish(b"run", tree))
+    assert record.top.tree is not None
+    entries = {entry.name: entry for entry in world.store.segments.read_tree(record.top.tree)}
+    folder = entries[b"below"].tree
+    assert folder is not None
+    recipe = world.store.segments.read_tree(folder)[0].recipe
+    assert recipe is not None
+    path, offset, _ = place_of_chunk(world.store, folder)
+    flip(path, 8 * offset + 3)
+    world.store.close()
+    world.store = SavedStore(world.root)
+    world.start()
+    world.catch_up()
+    assert world.log.of(recipe) is None and world.has(record, "b", b"b")
+    flip(path, 8 * offset + 3)
+    world.store.segments.evict(world.store.segments.locate(folder).segment)  # type: ignore[union-attr]
+    world.start()
+    world.catch_up()
+    assert world.log.of(recipe) is not None
+
+
 def test_a_file_that_is_nearly_all_hole_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     record = world.publish(a=b"x" * 100)
     monkeypatch.setattr(digesting_module, "_MOST_HOLE_BYTES", -1)
