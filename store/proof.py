@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from ckptfs.store.dagcbor import Node, encode_node
 from ckptfs.store.errors import Corrupt, InvalidRequest
-from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, TooLarge, parse_members
+from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, JsonObject, TooLarge, parse_members
 from ckptfs.store.formats.layout import DTYPE_BITS, MAX_DIMENSION, Tensor, element_count
 from ckptfs.store.frames import Frame
 from ckptfs.store.hashing import sha3
@@ -229,8 +229,7 @@ class _Fields:
     """An object of the JSON text: exactly the fields `names`, each read as what it must be, or Corrupt."""
 
     def __init__(self, members: object, where: str, names: str) -> None:
-        is_object = isinstance(members, list) and all(isinstance(one, tuple) for one in members)
-        pairs = cast("list[tuple[str, object]]", members) if is_object else []
+        pairs = members if isinstance(members, JsonObject) else []
         self._where = where
         self._values = dict(pairs)
         if len(self._values) != len(pairs):
@@ -281,7 +280,7 @@ class _Fields:
     def items(self, name: str) -> list[object]:
         """A list."""
         value = self._values[name]
-        if not isinstance(value, list):
+        if not isinstance(value, list) or isinstance(value, JsonObject):
             raise self.bad(name)
         return value
 

@@ -18,6 +18,12 @@ MAX_JSON_MARKS: Final = 1_500_000
 Members = list[tuple[str, object]]
 
 
+class JsonObject(Members):
+    """The members of an object, which an empty array is not."""
+
+    __slots__ = ()
+
+
 class TooLarge(Exception):
     """More than this reader takes; that says nothing about whether the text is right."""
 
@@ -30,19 +36,19 @@ def parse_members(raw: bytes) -> Members:
     if len(raw) > MAX_JSON_BYTES or sum(raw.count(mark) for mark in b"{[,:") > MAX_JSON_MARKS:
         raise TooLarge
     try:
-        top = json.loads(raw.decode(), object_pairs_hook=list)
+        top = json.loads(raw.decode(), object_pairs_hook=JsonObject)
     except (ValueError, RecursionError) as error:
         raise ValueError("is not JSON") from error
-    if not is_members(top) or not raw.lstrip().startswith(b"{"):
+    if not is_members(top):
         raise ValueError("is not a JSON object")
     return members(top)
 
 
 def is_members(value: object) -> bool:
-    """Tell whether a parsed value was a JSON object (an empty array counts as one)."""
-    return isinstance(value, list) and all(isinstance(member, tuple) for member in value)
+    """Tell whether a parsed value was a JSON object."""
+    return isinstance(value, JsonObject)
 
 
 def members(value: object) -> Members:
     """Return the members of a parsed value, none when it was no object."""
-    return value if isinstance(value, list) and is_members(value) else []
+    return value if isinstance(value, JsonObject) else []

@@ -204,6 +204,21 @@ def test_whoever_has_no_key_cannot_say_that_a_tensor_is_another() -> None:
     assert check_proof(replace(stretched, statement=None)).gaps != ()
 
 
+def test_a_list_is_no_object_and_an_object_no_list() -> None:
+    """JSON that means the same to a careless reader is two texts for one proof."""
+    whole = proof_json(sample.proof())
+    scalar = proof_json(sample.proof(replace(TENSOR_A, shape=(), length=4, dtype="F32")))
+    lists = [("file", "inclusion"), ("pieces", "inclusion"), ("pieces", "rows"), ("history", "records")]
+    for top, way in [*((whole, way) for way in lists), (scalar, ("tensor", "shape"))]:
+        assert put(top, way, []) != put(top, way, {})
+        with pytest.raises(Corrupt, match=f"bad field {'.'.join(way)}"):
+            decode_proof(encode_proof(put(top, way, {})))
+    assert whole["pieces"]["inclusion"] == [], "and it was empty before"  # type: ignore[index, call-overload]
+    for way in (("file",), ("history", "seal"), ("statement",)):
+        with pytest.raises(Corrupt):
+            decode_proof(encode_proof(put(whole, way, [])))
+
+
 # ---- tampering ---------------------------------------------------------------------------------------
 
 
