@@ -31,19 +31,34 @@ def digest(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) 
     """Print the SHA-256 of each file of a version (the latest, if none is named), as `sha256sum` does: in
     a copy of it `sha256sum -c` checks them. With --json also BLAKE3 and CRC-64/NVME.
 
-    They are made in the background after a version was; of a file without they are made now.
+    They are made in the background after a version was, and recorded in its history; what is not in a
+    sealed record is said. Of a file without they are made now.
     """
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
 
     with opened(path, store) as (source, inner), progress_shown("digest") as on_progress:
         answer = cast("Mapping[str, object]", source.ask(messages.Digest(path=inner), on_progress))
+    _warn_of_unsealed(answer)
     if as_json:
         print_json(answer)
         return
     for one in cast("Sequence[Mapping[str, str]]", answer["files"]):
         line = sum_line(one["sha256"], one["path"])
         print(one_line(line) if sys.stdout.isatty() else line)
+
+
+def _warn_of_unsealed(answer: Mapping[str, object]) -> None:
+    """Say which digests nobody has signed."""
+    files = cast("Sequence[Mapping[str, str]]", answer["files"])
+    unsealed = [one["path"] for one in files if one.get("source") == "index"]
+    if unsealed:
+        more = f" and {len(unsealed) - 1} more" if len(unsealed) > 1 else ""
+        print(
+            f"ckptfs: the digests of {one_line(unsealed[0])}{more} are those of the index; "
+            "no sealed record has them (see `ckptfs log --verify`)",
+            file=sys.stderr,
+        )
 
 
 def sum_line(digits: str, path: str) -> str:
@@ -124,6 +139,7 @@ def export_oms(
 
     with opened(path, store) as (source, inner), progress_shown("digest") as on_progress:
         answer = cast("Mapping[str, object]", source.ask(messages.Digest(path=inner), on_progress))
+    _warn_of_unsealed(answer)
     manifest = exported(answer, inner, key)
     if out is None:
         print(manifest.decode("utf-8"))

@@ -1,8 +1,8 @@
 """What can be asked of whole files in a version: their digests, which tensors they hold, and a seal.
 
-One rule: digests that were recorded are answered as they are; of a content without, they are made now,
-from chunks that are checked on the way. A seal goes by nothing that the signed history does not say.
-Nothing is changed.
+One rule: digests are those of a sealed record of a history, whatever the index has; what only the index has
+is answered as that, and of a content without any they are made now, from chunks that are checked on the way.
+A seal goes by nothing that the signed history does not say. Nothing is changed.
 
 All of it belongs to the index thread.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import trio
 
@@ -31,7 +31,7 @@ from ckptfs.store.file_seal import seal_file
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_proof import prove
-from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.ids import RecipeId, TreeId, UnitId
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
@@ -43,10 +43,12 @@ MayRead = Callable[[Entry], bool]
 
 @dataclass(frozen=True, slots=True)
 class DigestedFile:
-    """A regular file and what it is; `path` counts from the place that was asked for."""
+    """A regular file and what it is; `path` counts from the place that was asked for. `source` tells who
+    says so: a sealed record of a history, the chunks (hashed just now), or nobody but the index."""
 
     path: bytes
     digests: FileDigests
+    source: Literal["history", "chunks", "index"]
 
 
 class FileQueries:
@@ -85,12 +87,13 @@ class FileQueries:
             raise nothing_there(address.text)
         found = await self._walk(way[-1], address, may_read)
         others: list[Json] = [os.fsdecode(path) for path, entry in found if entry.recipe is None]
-        rows = await self._digested([one for one in found if one[1].recipe is not None], report)
+        files = [(path, entry.recipe, entry.size) for path, entry in found if entry.recipe is not None]
+        rows = await self._digested(record, files, report)
         return {
             "number": record.number,
             "name": record.name,
             "is_directory": way[-1].is_dir,
-            "files": [_row(one) for one in rows],
+            "files": [_row(one) | {"source": one.source} for one in rows],
             "others": others,
         }
 
@@ -120,7 +123,7 @@ class FileQueries:
         if digests is None:
             digests = await self._files.digests(recipe, _Progress(report, way[-1].size).add)
         seal = seal_file(key, digests)
-        row = _row(DigestedFile(way[-1].name, digests))
+        row = _row(DigestedFile(way[-1].name, digests, "history"))
         facts: dict[str, Json] = {"number": record.number, "name": record.name}
         return row | facts | {"key": key.public.fingerprint, "seal": seal.hex()}
 
@@ -139,20 +142,42 @@ class FileQueries:
             raise Conflict(f"nothing of this version is sealed: {wrong} (see `ckptfs log --verify`)")
         return found.sealed_digests
 
-    async def _digested(self, found: list[tuple[bytes, Entry]], report: Report) -> list[DigestedFile]:
-        progress = _Progress(report, sum(entry.size for _, entry in found))
+    async def _digested(
+        self, record: VersionRecord, files: list[tuple[bytes, RecipeId, int]], report: Report
+    ) -> list[DigestedFile]:
+        progress = _Progress(report, sum(size for _, _, size in files))
+        sealed = await self._sealed(record.unit, {recipe for _, recipe, _ in files})
         made: dict[RecipeId, FileDigests] = {}
         rows = []
-        for path, entry in found:
-            assert entry.recipe is not None, "a regular file has a recipe"
-            digests = made.get(entry.recipe) or self._digests.of(entry.recipe)
-            if digests is None:
-                digests = await self._files.digests(entry.recipe, progress.add)
+        for path, recipe, size in files:
+            if recipe in sealed:
+                rows.append(DigestedFile(path, sealed[recipe], "history"))
+            elif recipe not in made and (said := self._digests.of(recipe)) is not None:
+                rows.append(DigestedFile(path, said, "index"))
             else:
-                await progress.add(entry.size)
-            made[entry.recipe] = digests
-            rows.append(DigestedFile(path, digests))
+                if recipe not in made:
+                    made[recipe] = await self._files.digests(recipe, progress.add)
+                    size = 0
+                rows.append(DigestedFile(path, made[recipe], "chunks"))
+            await progress.add(size)
         return rows
+
+    async def _sealed(self, unit: UnitId, wanted: set[RecipeId]) -> dict[RecipeId, FileDigests]:
+        """What sealed records say of contents: those of a unit, and, since a content that several units hold
+        is recorded in one of them, those of the others for what the index has and this one lacks."""
+        found: dict[RecipeId, FileDigests] = {}
+        has_row = {recipe for recipe in wanted if self._digests.has(recipe)}
+        others = (one.unit for one in self._histories.units() if one.unit != unit)
+        for at, other in enumerate((unit, *others)):
+            if at and not has_row - found.keys():
+                break
+            evidence = self._histories.evidence(other)
+            checked = await trio.to_thread.run_sync(
+                prove, evidence, self._keyring.trusted, limiter=self._limiter
+            )
+            said = checked.sealed_digests
+            found |= {recipe: said[recipe] for recipe in wanted & said.keys() if recipe not in found}
+        return found
 
     async def _walk(self, start: Entry, address: Address, may_read: MayRead) -> list[tuple[bytes, Entry]]:
         """All that is no directory; the place itself goes by its name."""

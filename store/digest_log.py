@@ -42,6 +42,10 @@ class DigestLog:
         encoded = self._index.get(Table.DIGEST, recipe)
         return None if encoded is None else decode_digests(encoded)
 
+    def has(self, recipe: RecipeId) -> bool:
+        """Whether the index has a row of a content."""
+        return self._index.get(Table.DIGEST, recipe) is not None
+
     def record(self, unit: UnitId, contents: Mapping[RecipeId, FileDigests]) -> None:
         """Record what was made of contents that a version of `unit` has; those that are gone are left out.
 

@@ -123,6 +123,56 @@ def test_recorded_digests_are_taken_if_they_are_sealed(history: FilledStore) -> 
     assert answer["sha256"] == hashlib.sha256(B).hexdigest(), "a row of the index alone counts for nothing"
 
 
+def digested(store: FilledStore, text: str) -> dict[str, tuple[str, str]]:
+    """`ckptfs digest`: for each path its SHA-256, and who says so."""
+    answer = trio.run(store.files.digest, store.addresses.find(text), lambda _: None, lambda _: True)
+    rows = answered(answer)["files"]
+    assert isinstance(rows, list)
+    return {str(one["path"]): (str(one["sha256"]), str(one["source"])) for one in map(answered, rows)}
+
+
+def test_digests_are_those_of_the_sealed_record(history: FilledStore) -> None:
+    """Somebody has rewritten the index: what it says is not shown, or shown as its own word."""
+    x, y = (recipe_of(history, 1, b"x"), recipe_of(history, 2, b"x"))
+    true = {text: hashlib.sha256(content).hexdigest() for text, content in (("x1", A + B), ("x2", B))}
+    forged = FileDigests(2000, b"f" * 32, b"f" * 32, 2)
+    sealed = FileDigests(2000, bytes.fromhex(true["x1"]), b"b" * 32, 1)
+    assert digested(history, "/run/x@1") == {"x": (true["x1"], "chunks")}
+    history.digests.record(record_of(history, 1).unit, {x: sealed})
+    assert digested(history, "/run/x@1") == {"x": (true["x1"], "history")}
+    change = Change()
+    for recipe in (x, y):
+        change.put(Table.DIGEST, recipe, encode_digests(forged))
+    history.index.apply(change)
+    assert digested(history, "/run/x@1") == {"x": (true["x1"], "history")}
+    assert digested(history, "/run/x@2") == {"x": (forged.sha256.hex(), "index")}
+    history.files._keyring.signing = SigningKey(b"another" + bytes(25))
+    assert digested(history, "/run/x@1") == {"x": (forged.sha256.hex(), "index")}
+
+
+def test_digests_that_another_unit_has_recorded(history: FilledStore) -> None:
+    other = history.publish("other", {"same": A + B, "twin": A + B})
+    said = FileDigests(2000, b"s" * 32, b"b" * 32, 1)
+    history.digests.record(record_of(history, 1).unit, {recipe_of(history, 1, b"x"): said})
+    assert other.unit != record_of(history, 1).unit
+    expected = (said.sha256.hex(), "history")
+    assert digested(history, "/other@1") == {"same": expected, "twin": expected}
+
+
+def test_a_file_twice_is_hashed_once(history: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.publish("other", {"same": A + B, "twin": A + B})
+    asked = []
+    whole = history.files._files.digests
+
+    async def noted(recipe: RecipeId, rest: Callable[[int], object]) -> FileDigests:
+        asked.append(recipe)
+        return await whole(recipe, rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(history.files._files, "digests", noted)
+    expected = (hashlib.sha256(A + B).hexdigest(), "chunks")
+    assert digested(history, "/other@1") == {"same": expected, "twin": expected} and len(asked) == 1
+
+
 def test_a_record_that_is_not_sealed_counts_for_nothing(history: FilledStore) -> None:
     unit = history.histories.unit_named(b"run")
     assert unit is not None
@@ -150,6 +200,27 @@ def test_what_another_key_signed_is_not_sealed(history: FilledStore) -> None:
     history.files._keyring.signing = SigningKey(b"another" + bytes(25))
     with pytest.raises(Conflict, match="key"):
         seal(history, "/run/x@2")
+
+
+def test_what_nobody_sealed_is_said(mount_factory: Callable[..., Mount], rng: random.Random) -> None:
+    from kernelmounts import poll
+
+    mount = mount_factory(config={"settle_s": 0.3, "key": "none"})
+    content = rng.randbytes(1 << 20)
+    (mount.path / "run").mkdir()
+    (mount.path / "run/model.bin").write_bytes(content)
+    mount.publish("run")
+    place = f"{mount.path / 'run'}@1"
+
+    def source() -> object:
+        (one,) = mount.facts("digest", place)["files"]  # type: ignore[misc]
+        return one["source"]
+
+    poll(lambda: source() == "index", 30)
+    for command in ("digest", "export-oms"):
+        done = mount.cli(command, place)
+        assert hashlib.sha256(content).hexdigest() in done.stdout
+        assert "model.bin" in done.stderr and "no sealed record" in done.stderr
 
 
 def test_on_a_mount(mount_factory: Callable[..., Mount], tmp_path: Path, rng: random.Random) -> None:
