@@ -17,14 +17,18 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 # Times at and above this were set by the clock, not by utime: the two sides differ in them.
 CLOCK_NS = 10**15
+# Readers of larger files may keep what they opened, while others change it.
+LARGE_BYTES = 1 << 20
 
 
 class Side:
-    """A directory with descriptors opened in it, by the number of their slot."""
+    """A directory with descriptors opened in it, by the number of their slot; `kept` counts the readers
+    who kept older bytes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.slots: dict[int, tuple[int, str, int]] = {}
+        self.kept = 0
 
     def ask(self, operation: str, *arguments: object) -> object:
         """What the operation gives, or the name of its errno."""
@@ -113,6 +117,31 @@ class Side:
         fd = os.open(self._at(path), os.O_RDONLY | os.O_NONBLOCK)
         with open(fd, "rb") as f:
             return f.read()
+
+    def change_under_reader(self, path: str, offset: int, payload: bytes, cut: bool) -> bytes:
+        """Overwrite a part, or truncate at open, while somebody has it open; what who comes then reads.
+
+        The reader may have kept the older bytes of a large file (SEMANTICS.md, "Write paths"), all of them.
+        """
+        here = self._at(path)
+        fd = os.open(here, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EISDIR, "not a file")
+            before = os.pread(fd, os.fstat(fd).st_size, 0)
+            writer = os.open(here, os.O_RDWR | (os.O_TRUNC if cut else 0))
+            try:
+                os.pwrite(writer, payload, offset)
+            finally:
+                os.close(writer)
+            after = self.read_whole(path)
+            kept = os.pread(fd, os.fstat(fd).st_size, 0)
+            assert kept in (before, after), f"the reader of {path} has neither the older nor the newer bytes"
+            self.kept += kept != after
+            assert kept == after or len(before) >= LARGE_BYTES, f"the reader of {path} has older bytes"
+        finally:
+            os.close(fd)
+        return after
 
     def truncate(self, path: str, size: int) -> None:
         os.truncate(self._at(path), size)

@@ -26,6 +26,7 @@ def walk(mount: Mount, plain: Path, rng: random.Random, steps: int, seconds: flo
     walker = Walker(mount, plain, rng)
     done = walker.run(steps, None if seconds is None else time.monotonic() + seconds)
     walker.finish()
+    print(f"{walker.mounted.kept} readers kept older bytes")
     print(f"{done} steps: {dict(walker.counts)}\nrefused: {dict(walker.outcomes)}")
     return done
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mounting import Mount
-from sides import Side
+from sides import LARGE_BYTES, Side
+from small_store import safetensors
 
 REMEMBERED = 60
 SLOTS = 6
@@ -119,6 +120,18 @@ class Walker:
             return (self._rng.choice(self._blocks) * (length // 4096 + 1))[:length]
         return self._rng.randbytes(length)
 
+    def tensors(self) -> bytes:
+        """A file that the kernel reads by itself once it is stored; some are saved again and again."""
+        number = self._rng.choice((1, 2, self._rng.randrange(1 << 30)))
+        return safetensors({"w": random.Random(number).randbytes(LARGE_BYTES + (number % 3 << 16))})
+
+    def is_large(self, path: str) -> bool:
+        """Whether who reads a file keeps what he opened: then it is not opened to be read later."""
+        try:
+            return os.stat(self.plain._at(path)).st_size >= LARGE_BYTES
+        except OSError:
+            return False
+
     def offset(self) -> int:
         return self._rng.choice((0, self._rng.randrange(10_000), 4096 * self._rng.randrange(60)))
 
@@ -220,6 +233,8 @@ def _open(walker: Walker) -> None:
         return
     flags = walker._rng.choice(_FLAGS)
     path = walker.file_path() if not flags & os.O_EXCL else walker.path(_FILES)
+    if flags & os.O_ACCMODE == os.O_RDONLY and walker.is_large(path):
+        flags |= os.O_RDWR
     walker.both("open", free[0], path, flags, walker._rng.choice((0o644, 0o600, 0o4755)))
 
 
@@ -233,6 +248,19 @@ def _copy_range(walker: Walker) -> None:
 def _read_back(walker: Walker) -> None:
     path = walker.file_path()
     walker.both("read_whole", path)
+    walker.both("stat", path)
+
+
+def _change_under_reader(walker: Walker) -> None:
+    """Mostly of what was just stored."""
+    if walker._rng.random() < 0.5:
+        walker.let_ingest()
+    large = [path for path in walker._known() if walker.is_large(path)]
+    path = walker._rng.choice(large) if large else walker.file_path()
+    for _ in range(walker._rng.randrange(1, 4)):
+        walker.both("read_whole", path)
+        walker.both("stat", path)
+    walker.both("change_under_reader", path, walker.offset(), walker.payload(), walker._rng.random() < 0.2)
     walker.both("stat", path)
 
 
@@ -259,6 +287,8 @@ STEPS: dict[str, tuple[float, Step]] = {
     "write whole": (6, lambda w: w.both("write_whole", w.path(_FILES), w.payload())),
     "replace whole": (4, lambda w: w.both("replace_whole", w.path(_FILES), w.payload())),
     "read whole": (5, _read_back),
+    "save tensors": (2, lambda w: w.both("write_whole", w.path(_FILES), w.tensors())),
+    "change under reader": (2, _change_under_reader),
     "truncate": (4, lambda w: w.both("truncate", w.file_path(), w.offset())),
     "mkdir": (7, lambda w: w.both("mkdir", w.path(_DIRECTORIES), _mode(w) | 0o700)),
     "rmdir": (3, lambda w: w.both("rmdir", w.path())),

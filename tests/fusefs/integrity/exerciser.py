@@ -1,7 +1,8 @@
 """A data-integrity exerciser in the manner of fsx: random operations on one file against a byte array.
 
 The one rule: every byte that comes back is compared with what was written, at once. Operations depend on the
-seed only, not on time, so that a difference can be met again. A command of its own:
+seed only, not on time, so that a difference can be met again. A descriptor that only reads a file of tensors
+may keep the bytes that it opened (SEMANTICS.md, "Write paths"): then all, and for ever. A command of its own:
 
     python exerciser.py DIRECTORY --operations 1000000 --seed 7
 """
@@ -17,9 +18,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[2]))
+
+from small_store import safetensors
+
 MAX_BYTES = 600_000
+LEAST_TENSOR_BYTES, TENSOR_BYTES = 1 << 20, 5 << 18
 REMEMBERED = 40
 PUBLISH_S = 60.0
 _FLAGS = (os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDONLY, os.O_RDWR | os.O_APPEND)
@@ -60,10 +67,22 @@ class Publisher:
             pass  # nothing to publish yet: everything is being written
 
 
-class Exerciser:
-    """One file under test, its handles and mappings, and what it must contain."""
+@dataclass(slots=True)
+class Opened:
+    """What the file held when a descriptor of it was opened to read; `keeps` is None until it is known
+    whether the descriptor keeps that."""
 
-    def __init__(self, path: Path, rng: random.Random, handles: int, *, publish: bool = False) -> None:
+    content: bytes
+    keeps: bool | None = None
+
+
+class Exerciser:
+    """One file under test, its handles and mappings, and what it must contain. With `tensors` its new
+    contents are large files of tensors."""
+
+    def __init__(
+        self, path: Path, rng: random.Random, handles: int, *, publish: bool = False, tensors: bool = False
+    ) -> None:
         self.path = path
         self._publisher = Publisher(path.parent) if publish else None
         self.counts: Counter[str] = Counter()
@@ -71,6 +90,9 @@ class Exerciser:
         self._handles = handles
         self._expected = bytearray()
         self._open: dict[int, int] = {}
+        self._opened: dict[int, Opened] = {}
+        self._tensors = tensors
+        self._most_bytes = TENSOR_BYTES if tensors else MAX_BYTES
         self._mapping: mmap.mmap | None = None
         self._blocks = [rng.randbytes(4096) for _ in range(4)]
         self._recent: deque[str] = deque(maxlen=REMEMBERED)
@@ -90,6 +112,7 @@ class Exerciser:
             (0.5, self._close_all),
             (0.5, self._replace),
             (1.5, self._publish),
+            (2 if tensors else 0, self._save_and_read),
         ]
 
     def run(self, operations: int, deadline_s: float | None = None) -> int:
@@ -107,10 +130,7 @@ class Exerciser:
 
     def finish(self) -> None:
         """Close everything and compare the whole file once more."""
-        self._forget_mapping()
-        for fd in self._open:
-            os.close(fd)
-        self._open.clear()
+        self._close_all()
         if self._publisher is not None:
             self._publisher.close()
         self._compare(self.path.read_bytes(), 0, "whole file after the last close")
@@ -119,11 +139,11 @@ class Exerciser:
 
     def _read(self) -> str:
         offset, length = self._range(len(self._expected) + 5000)
-        self._compare(os.pread(self._handle(os.O_RDONLY), length, offset), offset, "pread", length)
+        self._compare_read(self._handle(os.O_RDONLY), offset, "pread", length)
         return f"{offset}+{length}"
 
     def _write(self) -> str:
-        offset, length = self._range(MAX_BYTES)
+        offset, length = self._range(self._most_bytes)
         payload = self._payload(length)
         fd = self._handle(os.O_WRONLY, append=False)
         assert os.pwrite(fd, payload, offset) == length
@@ -132,7 +152,7 @@ class Exerciser:
 
     def _append(self) -> str:
         payload = self._payload(self._rng.randrange(1, 9000))
-        if len(self._expected) + len(payload) > MAX_BYTES:
+        if len(self._expected) + len(payload) > self._most_bytes:
             return "too long"
         fd = self._handle(os.O_WRONLY, append=True)
         assert os.write(fd, payload) == len(payload)
@@ -163,7 +183,7 @@ class Exerciser:
         return f"{offset}+{len(payload)}"
 
     def _truncate(self) -> str:
-        size = self._rng.choice((0, self._rng.randrange(MAX_BYTES), self._near(len(self._expected))))
+        size = self._rng.choice((0, self._rng.randrange(self._most_bytes), self._near(len(self._expected))))
         self._fit_mapping(size)
         if self._rng.random() < 0.5:
             os.truncate(self.path, size)
@@ -175,8 +195,7 @@ class Exerciser:
     def _reopen(self) -> str:
         if self._open and (len(self._open) >= self._handles or self._rng.random() < 0.5):
             fd = self._rng.choice(list(self._open))
-            del self._open[fd]
-            os.close(fd)
+            self._close(fd)
             return f"closed {fd}"
         return f"opened {self._another(self._rng.choice(_FLAGS))}"
 
@@ -184,8 +203,9 @@ class Exerciser:
         part_bytes = self._rng.choice((4096, 65_536, 131_072))
         fd = self._handle(os.O_RDONLY)
         for offset in range(0, len(self._expected), part_bytes):
-            self._compare(os.pread(fd, part_bytes, offset), offset, "sequential", part_bytes)
-        assert os.fstat(fd).st_size == len(self._expected), f"size {os.fstat(fd).st_size}\n{self._story()}"
+            self._compare_read(fd, offset, "sequential", part_bytes)
+        size = len(self._expected_of(fd))
+        assert os.fstat(fd).st_size == size, f"size {os.fstat(fd).st_size} for {size}\n{self._story()}"
         return str(part_bytes)
 
     def _sync(self) -> str:
@@ -197,7 +217,7 @@ class Exerciser:
             return "empty"
         source, length = self._range(len(self._expected))
         length = min(length, len(self._expected) - source)
-        target = self._rng.randrange(MAX_BYTES)
+        target = self._rng.randrange(self._most_bytes)
         if source < target + length and target < source + length:
             return "overlap"
         fd = self._handle(os.O_RDWR, append=False)
@@ -213,9 +233,8 @@ class Exerciser:
 
     def _close_all(self) -> str:
         self._forget_mapping()
-        for fd in self._open:
-            os.close(fd)
-        self._open.clear()
+        for fd in list(self._open):
+            self._close(fd)
         return ""
 
     def _publish(self) -> str:
@@ -226,8 +245,7 @@ class Exerciser:
         self._forget_mapping()
         for fd, flags in list(self._open.items()):
             if not (readers_stay and flags & os.O_ACCMODE == os.O_RDONLY):
-                del self._open[fd]
-                os.close(fd)
+                self._close(fd)
         waits = self._rng.random() < 0.6
         self._publisher.publish(wait=waits)
         return "and wait" if waits else "meanwhile"
@@ -236,12 +254,21 @@ class Exerciser:
         """A new file in its place. Old handles go on with the old one, so they are closed before."""
         self._close_all()
         temporary = self.path.with_suffix(".tmp")
-        size = self._rng.randrange(MAX_BYTES)
-        content = self._payload(size)
+        content = self._saved()
         temporary.write_bytes(content)
         temporary.rename(self.path)
         self._expected = bytearray(content)
-        return str(size)
+        return str(len(content))
+
+    def _save_and_read(self) -> str:
+        """A save that is stored and then read, so often that the daemon sees that the kernel can read it."""
+        self._replace()
+        if self._publisher is not None:
+            self._publisher.publish(wait=True)
+        for _ in range(3):
+            self._compare(self.path.read_bytes(), 0, "stored")
+        self._another(os.O_RDONLY)
+        return self._read()
 
     # -- what they share ----------------------------------------------------------------------
 
@@ -253,7 +280,7 @@ class Exerciser:
         return offset, max(1, min(length, limit - offset))
 
     def _near(self, size: int) -> int:
-        return min(MAX_BYTES, max(0, size + self._rng.randrange(-5000, 5000)))
+        return min(self._most_bytes, max(0, size + self._rng.randrange(-5000, 5000)))
 
     def _payload(self, length: int) -> bytes:
         """Bytes that differ, or repeat blocks that chunks elsewhere have too."""
@@ -272,7 +299,35 @@ class Exerciser:
     def _another(self, flags: int) -> int:
         fd = os.open(self.path, flags)
         self._open[fd] = flags
+        if self._tensors and flags & os.O_ACCMODE == os.O_RDONLY:
+            self._opened[fd] = Opened(bytes(self._expected))
         return fd
+
+    def _close(self, fd: int) -> None:
+        del self._open[fd]
+        opened = self._opened.pop(fd, None)
+        self.counts["kept"] += opened is not None and opened.keeps is True
+        os.close(fd)
+
+    def _expected_of(self, fd: int) -> bytes | bytearray:
+        """What a descriptor must show, if it was seen already whether it keeps what it opened."""
+        opened = self._opened.get(fd)
+        if opened is None or opened.content == self._expected:
+            return self._expected
+        if opened.keeps is None:
+            opened.keeps = os.pread(fd, self._most_bytes + 1, 0) == opened.content
+        return opened.content if opened.keeps else self._expected
+
+    def _saved(self) -> bytes:
+        """A new content of the whole file."""
+        if not self._tensors:
+            return self._payload(self._rng.randrange(MAX_BYTES))
+        size = self._rng.randrange(LEAST_TENSOR_BYTES, TENSOR_BYTES - 200)
+        return safetensors({"w": self._rng.randbytes(size // 4 * 4)})
+
+    def _compare_read(self, fd: int, offset: int, by: str, length: int) -> None:
+        found = os.pread(fd, length, offset)
+        self._compare(found, offset, by, length, self._expected_of(fd))
 
     def _map(self) -> mmap.mmap | None:
         size = len(self._expected)
@@ -300,9 +355,17 @@ class Exerciser:
             self._resize(offset)
         self._expected[offset : offset + len(payload)] = payload
 
-    def _compare(self, found: bytes, offset: int, by: str, length: int | None = None) -> None:
-        end = len(self._expected) if length is None else offset + length
-        expected = self._expected[offset:end]
+    def _compare(
+        self,
+        found: bytes,
+        offset: int,
+        by: str,
+        length: int | None = None,
+        content: bytes | bytearray | None = None,
+    ) -> None:
+        content = self._expected if content is None else content
+        end = len(content) if length is None else offset + length
+        expected = content[offset:end]
         if found == expected:
             return
         pairs = zip(found, expected, strict=False)
@@ -334,12 +397,13 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--handles", type=int, default=6)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--tensors", action="store_true", help="save files of tensors")
     parser.add_argument("--publish", action="store_true", help="make versions of it: it is on ckptfs")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     started = time.monotonic()
     path, rng = options.directory / "exercised.bin", random.Random(options.seed)
-    exerciser = Exerciser(path, rng, options.handles, publish=options.publish)
+    exerciser = Exerciser(path, rng, options.handles, publish=options.publish, tensors=options.tensors)
     done = exerciser.run(options.operations)
     exerciser.finish()
     print(f"{done} operations without a difference in {time.monotonic() - started:.0f} s: {exerciser.counts}")

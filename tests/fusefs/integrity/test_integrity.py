@@ -19,14 +19,25 @@ WRITE_PATHS = ["plain", "auto"]
 MountFactory = Callable[..., Mount]
 
 
-def exercise(mount: Mount, rng: random.Random, *, handles: int, operations: int, seconds: float) -> int:
+def exercise(
+    mount: Mount,
+    rng: random.Random,
+    *,
+    handles: int,
+    operations: int,
+    seconds: float,
+    tensors: bool = False,
+) -> int:
     directory = mount.path / f"by{handles}"
     directory.mkdir()
-    exerciser = Exerciser(directory / "exercised.bin", rng, handles, publish=True)
+    path = directory / ("exercised.safetensors" if tensors else "exercised.bin")
+    exerciser = Exerciser(path, rng, handles, publish=True, tensors=tensors)
     done = exerciser.run(operations, time.monotonic() + seconds)
+    print(f"{done} operations, {exerciser.counts}")
     exerciser.finish()
     mount.wait_until_ingested()
     exerciser.finish()
+    assert mount.facts("status", str(mount.path))["write_path"] != "plain" or not exerciser.counts["kept"]
     return done
 
 
@@ -36,6 +47,15 @@ def test_one_handle_then_many(mount_factory: MountFactory, rng: random.Random, w
     one = exercise(mount, rng, handles=1, operations=10**6, seconds=4)
     many = exercise(mount, rng, handles=8, operations=10**6, seconds=6)
     assert one > 200 and many > 200, f"only {one} and {many} operations"
+
+
+@pytest.mark.parametrize("write_path", WRITE_PATHS)
+def test_tensors_that_are_changed_in_place(
+    mount_factory: MountFactory, rng: random.Random, write_path: str
+) -> None:
+    mount = mount_factory(config={"settle_s": 0.1, "write_path": write_path}, on_tmpfs=True)
+    done = exercise(mount, rng, handles=8, operations=10**6, seconds=6, tensors=True)
+    assert done > 100, f"only {done} operations"
 
 
 @pytest.mark.heavy
