@@ -16,15 +16,16 @@ from dataclasses import dataclass
 
 import trio
 
+from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.lru import Lru
+from ckptfs.store.places import Suspect
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.reclaim import FOREIGN_BYTES
 from ckptfs.store.regions import CHUNK_BYTES
-from ckptfs.store.segment_files import Suspect, find_bad
 from ckptfs.store.segment_format import Codec, Location, segment_paths
 from ckptfs.store.segments import Segments
 
