@@ -5,7 +5,8 @@ One rule: nothing of the machine's CUDA gets into the build but headers. They co
 
 PyCUDA comes as source only, and left alone it links libcurand, which nobody here needs, and libcuda, which
 exists where a driver is installed and not where one builds. So it is configured by a file in a home folder of
-its own, and linked against an empty library of the driver's name, which `--no-as-needed` keeps.
+its own, and linked against a library of the driver's name that has one of its functions: with none the
+linker would leave the name out, and the module would not look for the driver.
 Only the standard library is used, so that the file runs on its own too.
 """
 
@@ -41,17 +42,16 @@ def install(include: Path, arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as home:
         stub = Path(home) / "stub"
         stub.mkdir()
-        source = stub / "empty.c"
-        source.write_text("")
+        source = stub / "stub.c"
+        source.write_text("int cuInit(unsigned flags) { return (int)flags; }\n")
         library = ["-shared", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so"), str(source)]
         subprocess.run(["cc", *library], check=True)
         settings = {
             "CUDA_INC_DIR": [str(include)],
             "CUDADRV_LIB_DIR": [str(stub)],
             "CUDA_ENABLE_CURAND": False,
-            # Boost's hundred warnings would hide an error. PyCUDA only passes calls on: -O1 builds sooner.
-            "CXXFLAGS": ["-w", "-O1"],
-            "LDFLAGS": ["-Wl,--no-as-needed"],
+            # Boost's hundred warnings would hide an error. PyCUDA only passes calls on: -O0 builds sooner.
+            "CXXFLAGS": ["-w", "-O0"],
         }
         lines = [f"{name} = {value!r}\n" for name, value in settings.items()]
         (Path(home) / ".aksetup-defaults.py").write_text("".join(lines))

@@ -67,8 +67,9 @@ def after_torch(ordinal: int) -> Callable[[int], None]:
 class Kernels:
     """The four kernels, loaded into the current context. Launches return at once."""
 
-    def __init__(self, pycuda_driver: ModuleType) -> None:
-        self._module = pycuda_driver.module_from_buffer(load_fatbin())
+    def __init__(self, pycuda_driver: ModuleType, fatbin: bytes | None = None) -> None:
+        """Those of `fatbin`, or the shipped ones."""
+        self._module = pycuda_driver.module_from_buffer(load_fatbin() if fatbin is None else fatbin)
         self._functions: dict[str, cuda.Function] = {}
         # No comprehension: its closure would keep the module alive past _let_go.
         for name in KERNELS:
@@ -134,7 +135,7 @@ class DeviceHasher:
             if not 0 <= ordinal < count:
                 raise InvalidRequest(f"there is no {self.device}: this machine has {count} CUDA device(s)")
             self._context = self._keeper.submit(self._cuda.Device(ordinal).retain_primary_context).result()
-        with self._current():
+        with self.current():
             self._stream = self._cuda.Stream()
             try:
                 self._kernels = Kernels(self._cuda)
@@ -191,7 +192,7 @@ class DeviceHasher:
         if not extents:
             return []
         launch = plan(extents)
-        with self._current():
+        with self.current():
             base = self._upload(launch)
             assert self._kernels is not None, "the hasher is open"
             self._kernels.blake3(launch, base, self._stream)
@@ -205,7 +206,7 @@ class DeviceHasher:
         if not extents:
             return []
         launch = plan(extents)
-        with self._current():
+        with self.current():
             base = self._upload(launch)
             assert self._kernels is not None, "the hasher is open"
             self._kernels.crc64(launch, base, self._stream)
@@ -217,13 +218,13 @@ class DeviceHasher:
     @contextmanager
     def double_buffer(self, part_bytes: int) -> Iterator[DoubleBuffer]:
         """Room for parts of a file on their way to the device, until the end of the `with`."""
-        with self._current():
+        with self.current():
             buffer = DoubleBuffer(self, self._cuda, part_bytes)
             self._buffers.append(buffer)
         try:
             yield buffer
         finally:
-            with self._current():
+            with self.current():
                 self._buffers.remove(buffer)
                 buffer.free()
 
@@ -232,7 +233,7 @@ class DeviceHasher:
 
         `source` is pinned and stays as it is until that has been answered.
         """
-        with self._current():
+        with self.current():
             self._cuda.memcpy_htod_async(address, source, self._stream)
 
     @contextmanager
@@ -247,13 +248,13 @@ class DeviceHasher:
             ) from None
 
     @contextmanager
-    def _current(self) -> Iterator[None]:
-        """Holds the lock, with our context current."""
+    def current(self) -> Iterator[cuda.Context]:
+        """The device's primary context, current in this thread; no other thread is let in. May be nested."""
         with self._lock, self._answering():
             assert self._context is not None, "the hasher is open"
             self._context.push()
             try:
-                yield
+                yield self._context
             except BaseException as error:
                 _let_go(error)
                 raise

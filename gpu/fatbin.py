@@ -87,6 +87,8 @@ def entry_points(fatbin: bytes) -> dict[str, list[str]]:
         at = header_bytes
         while at < len(fatbin):
             kind, _, entry_bytes, payload_bytes, *_, target = _ENTRY.unpack_from(fatbin, at)
+            if entry_bytes < _ENTRY.size:
+                raise Corrupt("not a fatbin: an entry's header is too short")
             payload = fatbin[at + entry_bytes : at + entry_bytes + payload_bytes]
             name = f"compute_{target}" if kind == _PTX else f"sm_{target}"
             found[name] = _of_ptx(payload) if kind == _PTX else _of_elf(payload)

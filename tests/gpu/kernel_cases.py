@@ -22,35 +22,38 @@ _SEGMENT = 128 << 10
 _AROUND = (1, 2, 16, 32, 64, 128, 256, 512, 960, 1024, 1088, 2048, 3072, 4096, 8192)
 _WHOLE = (64 << 10, 127 << 10, _SEGMENT, 129 << 10, 2 * _SEGMENT, 3 * _SEGMENT, 5 * _SEGMENT)
 Case = tuple[Guarded, bytes]
+Wanted = list[tuple[int, int]]
 
 
-def every_case(rng: random.Random) -> list[Case]:
-    """More than 1,000: each length at each alignment, some of any length, and the long ones."""
+def every_length(rng: random.Random) -> Wanted:
+    """More than 1,000 pairs of length and address modulo 16: each length at each alignment, some of any
+    length, and the long ones."""
     around = sorted({length + off for length in _AROUND for off in (-1, 0, 1)})
     wanted = [(length, skew) for length in around for skew in range(16)]
     wanted += [(rng.randrange(20_000), rng.randrange(16)) for _ in range(350)]
     wanted += [(length + off, rng.randrange(16)) for length in _WHOLE for off in (-1, 0, 1)]
     wanted += [(length, 0) for length in _WHOLE]
     wanted += [((1 << 20) + 3, 4), ((4 << 20) + 7, 0), ((4 << 20) + 7, 5)]
-    return _placed(wanted, rng)
+    rng.shuffle(wanted)
+    return wanted
 
 
-def few_cases(rng: random.Random) -> list[Case]:
+def few_lengths(rng: random.Random) -> Wanted:
     """A few of each kind, small enough to run dozens of times."""
     wanted = [(length + off, rng.randrange(16)) for length in _AROUND for off in (-1, 0, 1)]
     wanted += [(length, skew) for length in (67, 1100, 4099) for skew in range(16)]
     wanted += [(_SEGMENT + off, skew) for off, skew in ((-1, 0), (0, 1), (1, 2))]
     wanted += [(2 * _SEGMENT, 0), (5 * _SEGMENT + 1, 8), (66 * 1024, 3)]
-    return _placed(wanted, rng)
-
-
-def long_case(rng: random.Random) -> list[Case]:
-    """One extent of so many segments that the threads which join them take more than one turn each."""
-    return _placed([(70 * _SEGMENT - 1500, 0)], rng)
-
-
-def _placed(wanted: list[tuple[int, int]], rng: random.Random) -> list[Case]:
     rng.shuffle(wanted)
+    return wanted
+
+
+def long_length(_: random.Random) -> Wanted:
+    """One extent of so many segments that the threads which join them take more than one turn each."""
+    return [(70 * _SEGMENT - 1500, 0)]
+
+
+def _placed(wanted: Wanted, rng: random.Random) -> list[Case]:
     payloads = [rng.randbytes(length) for length, _ in wanted]
     skewed = zip(payloads, wanted, strict=True)
     return [(Guarded(load, skew, at_start=rng.random() < 0.5), load) for load, (_, skew) in skewed]
@@ -83,7 +86,7 @@ def _flipped(identity: ChunkId, bit: int) -> ChunkId:
 def main() -> int:
     library, seed, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     rng = random.Random(seed)
-    cases = {"all": every_case, "few": few_cases, "long": long_case}[which](rng)
+    cases = _placed({"all": every_length, "few": few_lengths, "long": long_length}[which](rng), rng)
     hasher = EmulatedHasher(library)
     for order in Order:
         hasher.order, hasher.seed = order, rng.getrandbits(64)
