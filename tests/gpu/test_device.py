@@ -9,19 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_driver import build_driver, pycuda_module
+from fake_driver import pycuda_module
 from host_scenarios import SCENARIOS
 
 HERE = Path(__file__).parent
 NEEDS_PYCUDA = pytest.mark.skipif(pycuda_module() is None, reason="no PyCUDA; `./dev test` installs it")
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory, kernels: Path, emulator: Path) -> Path:
-    """A folder with a libcuda.so.1."""
-    module = pycuda_module()
-    assert module is not None
-    return build_driver(tmp_path_factory.mktemp("driver"), module, kernels.parent / "kernels.o", emulator)
 
 
 def run_python(arguments: list[str], libraries: Path | None = None) -> subprocess.CompletedProcess[str]:

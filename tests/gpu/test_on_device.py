@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 from emulated import SOURCES
-from test_device import NEEDS_PYCUDA, driver
+from test_device import NEEDS_PYCUDA
 
 SCRIPT = Path(__file__).parent / "on_device.sh"
-__all__ = ["driver"]
 
 # Programs of a machine with a GPU. The sanitizer runs what it is given; nvcc "compiles" to the shipped file.
 PROGRAMS = {
