@@ -155,7 +155,11 @@ def waits_for_who_writes(driver: FakeDriver) -> None:
     library, stream = driver.library, ctypes.c_void_p()
     with memory.current():
         assert library.cuStreamCreate(ctypes.byref(stream), 1) == 0
-        memory.write(0, _PAYLOAD, stream.value or 0)
+
+    def write_late() -> None:
+        with memory.current():
+            memory.write(0, bytes(len(_PAYLOAD)))
+            memory.write(0, _PAYLOAD, stream.value or 0)
 
     def after(ours: int) -> None:
         event = ctypes.c_void_p()
@@ -164,10 +168,13 @@ def waits_for_who_writes(driver: FakeDriver) -> None:
         assert library.cuStreamWaitEvent(ctypes.c_void_p(ours), event, 0) == 0
         assert library.cuEventDestroy_v2(event) == 0
 
+    write_late()
     with DeviceHasher() as unordered:
         assert unordered.mismatches(extents) == [0, 2, 3, 4], "the fake driver is as late as it may be"
     with DeviceHasher(after=after) as hasher:
+        write_late()
         assert hasher.mismatches(extents) == []
+        write_late()
         assert hasher.crc64(extents[:1]) == [crc64(_PAYLOAD)]
     with memory.current():
         assert library.cuStreamDestroy_v2(stream) == 0

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# All that only a machine with a GPU can show, in one run of less than 10 minutes (H200: about 4).
+# All that only a machine with a GPU can show, in one run of less than 10 minutes (the limits add up to 8).
 #
 #   tests/gpu/on_device.sh OUT [--wheels DIR] [--small] [--without STAGE]...
 #
 # Needs python3 with numpy and torch (CUDA), compute-sanitizer, and nvcc or the CUDA headers. blake3, awscrt,
-# msgspec and PyCUDA are installed into a scratch folder if they are not there: from DIR (wheels, and PyCUDA's
-# source) without a network, else from the registry that pip knows.
+# msgspec and PyCUDA are installed into a scratch folder if they are not there: from the registry that pip
+# knows, or without a network from DIR, which a machine with one fills for that machine's Python:
+#
+#   pip download --no-deps -d DIR --only-binary :all: --python-version 3.12 \
+#       --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 blake3 awscrt msgspec
+#   pip download --no-deps -d DIR --no-binary :all: pycuda==2026.1
 #
 # Stages, each with a limit of its own: vectors memcheck racecheck synccheck rates plain_adds torch processor.
 # Writes OUT/on_device.jsonl (one JSON object a stage) and OUT/on_device.log; prints the first. Ends with 1

@@ -366,6 +366,8 @@ int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsigne
                    void **extra) {
     ENTER(true);
     if (arguments != nullptr || extra == nullptr || shared_bytes != 0 || !known(stream)) return INVALID_VALUE;
+    // In the null stream it would hold up every other one, torch's too.
+    if (stream == nullptr) return INVALID_HANDLE;
     if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1) return INVALID_VALUE;
     std::vector<unsigned char> packed;
     const unsigned char *start = nullptr;
