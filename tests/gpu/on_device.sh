@@ -9,7 +9,7 @@
 #
 #   pip download --no-deps -d DIR --only-binary :all: --python-version 3.12 \
 #       --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 blake3 awscrt msgspec
-#   pip download --no-deps -d DIR --no-binary :all: pycuda==2026.1
+#   pip download --no-deps -d DIR --no-binary pycuda pycuda==2026.1
 #
 # Stages, each with a limit of its own: vectors memcheck racecheck synccheck rates plain_adds torch processor.
 # Writes OUT/on_device.jsonl (one JSON object a stage) and OUT/on_device.log; prints the first. Ends with 1
