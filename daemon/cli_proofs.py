@@ -46,14 +46,23 @@ def prove(
         str | None, typer.Option("--out", metavar="FILE", help="Write the proof there, not to stdout.")
     ] = None,
     store: StoreDir = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE", help="With --store: the daemon's, whose `key` signs."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a proof of what a file is in a version: `ckptfs check` needs nothing else but the file."""
+    """Write a proof of what a file is in a version: `ckptfs check` needs nothing else but the file.
+
+    Of a store without a daemon it is signed if you may read the key that has sealed the version.
+    """
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
+    from ckptfs.daemon.config import load_config
     from ckptfs.store.proof import Json, decode_proof, encode_proof
 
-    with opened(path, store) as (source, inner), progress_shown("prove") as on_progress:
+    key = load_config(config).key
+    with opened(path, store, key) as (source, inner), progress_shown("prove") as on_progress:
         answer = source.ask(messages.Prove(path=inner, tensor=tensor), on_progress)
     encoded = encode_proof(cast(Json, answer))
     proof = decode_proof(encoded)
@@ -142,6 +151,7 @@ def _facts(proof: Proof, shown: Shown) -> dict[str, object]:
         "head": str(shown.head),
         "sealed_by": None if shown.sealed_by is None else shown.sealed_by.fingerprint,
         "stated_by": None if shown.stated_by is None else shown.stated_by.fingerprint,
+        "rotations": len(proof.rotations),
         "gaps": [*shown.gaps],
     }
 
@@ -169,7 +179,8 @@ def _show(facts: Mapping[str, object], file: str) -> None:
     elif signer is not None:
         say(f"signed with {signer}, which the proof itself names: compare it, or give --key F")
     if facts["stated_by"] not in (None, signer):
-        say(f"stated with {facts['stated_by']}")
+        replaced = ", which has replaced it" if facts["rotations"] else ""
+        say(f"stated with {facts['stated_by']}{replaced}")
     say(f"head {facts['head']}")
 
 

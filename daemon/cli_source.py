@@ -26,10 +26,11 @@ class Source(Protocol):
 
 
 @contextmanager
-def opened(path: str, store: str | None) -> Iterator[tuple[Source, str]]:
-    """Who answers for `path`, and the path as seen from the root of the mount."""
+def opened(path: str, store: str | None, key: str = "") -> Iterator[tuple[Source, str]]:
+    """Who answers for `path`, and the path as seen from the root of the mount. `key`, as in a configuration,
+    signs for a store that no daemon has."""
     if store is not None:
-        with _of_store(store) as source:
+        with _of_store(store, key) as source:
             yield source, seen_from_mount(path)
         return
     mount, inner = locate(path)
@@ -93,7 +94,7 @@ def _of_mount(mount: MountEntry) -> ControlClient:
 
 
 @contextmanager
-def _of_store(path: str) -> Iterator[Source]:
+def _of_store(path: str, key: str = "") -> Iterator[Source]:
     from ckptfs.store.layout import holder_of, open_store
 
     disk = open_store(path, writing=False)
@@ -104,5 +105,5 @@ def _of_store(path: str) -> Iterator[Source]:
         return
     from ckptfs.daemon.offline import OfflineStore
 
-    with OfflineStore(disk) as store:
+    with OfflineStore(disk, key) as store:
         yield store

@@ -30,7 +30,7 @@ from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotPermitted,
 from ckptfs.store.file_seal import seal_file
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
-from ckptfs.store.history_proof import prove
+from ckptfs.store.history_proof import doubt_of, prove
 from ckptfs.store.ids import RecipeId, TreeId, UnitId
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.segments import Segments
@@ -132,12 +132,9 @@ class FileQueries:
         evidence = self._histories.evidence(record.unit)
         trusted = self._keyring.trusted
         found = await trio.to_thread.run_sync(prove, evidence, trusted, limiter=self._limiter)
-        signers = {one.number: one.key for one in found.versions}
-        wrong = next((one.message for one in found.findings if one.number == record.number), None)
+        wrong = doubt_of(found, record)
         if self._histories.version(record.unit, record.number) != record:
-            wrong = "the index has it in another version's place"
-        if wrong is None and signers.get(record.number) not in found.accepted:
-            wrong = f"version {record.number} is not signed with a key that is known here"
+            wrong = wrong or "the index has it in another version's place"
         if wrong is not None:
             raise Conflict(f"nothing of this version is sealed: {wrong} (see `ckptfs log --verify`)")
         return found.sealed_digests

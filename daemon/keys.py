@@ -21,7 +21,7 @@ from ckptfs.daemon.key_rotation import (
     show_public,
 )
 from ckptfs.store.errors import CkptfsError, Unavailable
-from ckptfs.store.keyring import Keyring
+from ckptfs.store.keyring import Keyring, Rotation
 from ckptfs.store.signing import KEY_BYTES, PublicKey, SigningKey
 
 __all__ = ["known_public_key", "load_or_make_key", "public_path", "read_public_key"]
@@ -77,24 +77,47 @@ def load_keyring(setting: str) -> Keyring:
         raise Unavailable(f"cannot read {rotations_path(path or '')}: {e.strerror}") from None
 
 
-def known_keyring() -> Keyring:
-    """The public keys in the default place, for a store that no daemon has; empty if there are none."""
-    path = default_key_path()
+def known_keyring(setting: str = "") -> Keyring:
+    """The public keys in the place that the configuration's `key` means, for a store that no daemon has;
+    empty if there are none."""
+    path = key_path(setting)
+    return (
+        Keyring() if path is None else Keyring(rotations=_known_rotations(path), public=_known_public(path))
+    )
+
+
+def readable_keyring(setting: str = "") -> Keyring:
+    """The same with the private key, if whoever asks may read it. Nothing is made, finished or mended."""
+    path = key_path(setting)
+    if path is None:
+        return Keyring()
     try:
-        rotations = read_rotations(path)
+        key, rotations = load_key(path), read_rotations(path)
+        check_not_retired(path, key, rotations)
     except (CkptfsError, OSError):
-        rotations = ()
-    return Keyring(rotations=rotations, public=known_public_key())
+        return known_keyring(setting)
+    return Keyring(key, rotations)
 
 
 def known_public_key() -> PublicKey | None:
     """The public key in the default place; None: there is none."""
-    for path in (public_path(default_key_path()), default_key_path()):
+    return _known_public(default_key_path())
+
+
+def _known_public(path: str) -> PublicKey | None:
+    for place in (public_path(path), path):
         try:
-            return read_public_key(path)
+            return read_public_key(place)
         except (CkptfsError, OSError):
             continue
     return None
+
+
+def _known_rotations(path: str) -> tuple[Rotation, ...]:
+    try:
+        return read_rotations(path)
+    except (CkptfsError, OSError):
+        return ()
 
 
 def _make(path: str) -> None:

@@ -18,7 +18,7 @@ import trio
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.file_queries import FileQueries
-from ckptfs.daemon.keys import known_keyring
+from ckptfs.daemon.keys import readable_keyring
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.open_store import boot_id
 from ckptfs.daemon.proving import Prover
@@ -40,8 +40,8 @@ from ckptfs.store.staging import STAGING_PATH
 class OfflineStore:
     """Answers the requests that only read, from the last commit of a store's index."""
 
-    def __init__(self, disk: Disk) -> None:
-        """NotFound if the store has no index; `rebuild` makes one."""
+    def __init__(self, disk: Disk, key: str = "") -> None:
+        """`key` as in the configuration. NotFound if the store has no index; `rebuild` makes one."""
         if not disk.exists(f"{INDEX_PATH}/data.mdb"):
             raise NotFound(f"the store {disk.root} has no index; run `ckptfs rebuild --store {disk.root}`")
         self._disk = disk
@@ -50,7 +50,7 @@ class OfflineStore:
         self._histories = Histories(disk, self._index, read_only=True)
         self._segments = Segments(disk, self._index)
         self._addresses = Addresses(self._namespace, self._histories, self._top_of)
-        keyring = known_keyring()
+        keyring = readable_keyring(key)
         self._queries = Queries(
             disk,
             self._namespace,
@@ -61,8 +61,8 @@ class OfflineStore:
             self._facts,
             keyring,
         )
-        # The private key is the daemon's; a proof from here has no statement.
-        self._prover = Prover(self._segments, self._histories, self._addresses, keyring)
+        # Whoever asks may have another key than the daemon, and nobody waits for his word.
+        self._prover = Prover(self._segments, self._histories, self._addresses, keyring, for_strangers=False)
         digests = DigestLog(disk, self._index, self._histories)
         self._files = FileQueries(
             disk, self._segments, self._addresses, self._histories, digests, keyring, worker_limiter()

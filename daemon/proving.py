@@ -24,10 +24,10 @@ from ckptfs.store.formats import Layout, Reader, Tensor, parse
 from ckptfs.store.formats.layout import tensor as described
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
-from ckptfs.store.history_proof import Evidence
+from ckptfs.store.history_proof import Evidence, doubt_of, prove
 from ckptfs.store.history_scan import scan_history
 from ckptfs.store.ids import RecipeId, TreeId
-from ckptfs.store.keyring import Keyring
+from ckptfs.store.keyring import Keyring, Rotation
 from ckptfs.store.proof import Proof, decode_proof, encode_proof, make_statement, proof_json
 from ckptfs.store.proof_check import check_proof
 from ckptfs.store.proof_making import batch_of_version, proven_file, proven_pieces
@@ -58,8 +58,16 @@ class Prover:
     """Makes proofs. Belongs to the index thread; the key in use, if any, signs what no root binds."""
 
     def __init__(
-        self, segments: Segments, histories: Histories, addresses: Addresses, keyring: Keyring
+        self,
+        segments: Segments,
+        histories: Histories,
+        addresses: Addresses,
+        keyring: Keyring,
+        *,
+        for_strangers: bool = True,
     ) -> None:
+        """`for_strangers`: state also what a key has sealed that does not lead to ours by rotations."""
+        self._for_strangers = for_strangers
         self._segments = segments
         self._histories = histories
         self._addresses = addresses
@@ -149,13 +157,24 @@ class Prover:
         )
         key = self._keyring.signing
         if key is not None and proof.batch.seal is not None:
-            proof = replace(proof, statement=make_statement(key, proof, material.name))
+            sealer = proof.batch.seal.key
+            proof = replace(proof, rotations=self._vouched(material, sealer))
+            if self._for_strangers or proof.rotations or sealer == key.public.raw:
+                proof = replace(proof, statement=make_statement(key, proof, material.name))
         made = proof_json(proof)
         again = decode_proof(encode_proof(made))
         assert again == proof, "a proof does not decode to itself"
         raw = [one.key for one in (again.batch.seal, again.statement) if one is not None]
         check_proof(again, [PublicKey(key) for key in raw])
         return made
+
+    def _vouched(self, material: _Material, sealer: bytes) -> tuple[Rotation, ...]:
+        """The rotations from the key of a seal to ours, if we vouch for it: the history as a whole was
+        checked, and the version was sealed while that key was in use."""
+        way = self._keyring.way_from(sealer)
+        if not way or doubt_of(prove(material.evidence, self._keyring.trusted), material.record) is not None:
+            return ()
+        return way
 
 
 def _named(file: str, layout: Layout | None, name: str) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfs.store.errors import Corrupt
+from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import Fault, Finding, HistoryReport, check_history, digests_in
 from ckptfs.store.history_mirror import Mirror, version_of
 from ckptfs.store.history_scan import HistoryScan, scan_history, whole_batches
@@ -49,6 +50,15 @@ def prove(
     report.findings += differences(evidence, scan)
     report.digests = digests_in(scan.frames)
     return report
+
+
+def doubt_of(found: HistoryReport, record: VersionRecord) -> str | None:
+    """Why a report does not say that a version is signed with a key that was accepted; None: it does."""
+    wrong = next((one.message for one in found.findings if one.number == record.number), None)
+    signer = next((one.key for one in found.versions if one.number == record.number), None)
+    if wrong is None and signer not in found.accepted:
+        wrong = f"version {record.number} is not signed with a key that is known here"
+    return wrong
 
 
 def differences(evidence: Evidence, scan: HistoryScan) -> Iterator[Finding]:

@@ -15,11 +15,13 @@ from typing import Final, cast
 
 from ckptfs.store.dagcbor import Node, encode_node
 from ckptfs.store.errors import Corrupt, InvalidRequest
-from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, JsonObject, TooLarge, parse_members
+from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES, TooLarge, parse_members
 from ckptfs.store.formats.layout import DTYPE_BITS, MAX_DIMENSION, Tensor, element_count
 from ckptfs.store.frames import Frame
 from ckptfs.store.hashing import sha3
 from ckptfs.store.ids import DIGEST_BYTES, UNIT_ID_BYTES, ChunkId, UnitId
+from ckptfs.store.keyring import Rotation, decode_rotation
+from ckptfs.store.proof_fields import COUNTS, Fields
 from ckptfs.store.recipe import HOLE, Piece
 from ckptfs.store.seal import SEAL_BYTES, SealRecord, chained_all
 from ckptfs.store.signing import KEY_BYTES, SIGNATURE_BYTES, SigningKey
@@ -30,9 +32,10 @@ KIND: Final = "ckptfs proof"
 MAX_PROOF_BYTES: Final = MAX_JSON_BYTES
 MAX_PIECES: Final = 400_000
 """So many pieces of ordinary lengths make a proof of at most MAX_PROOF_BYTES."""
-_VERSION = 1
-_CONTEXT = b"ckptfs proof 1\0"
-_COUNTS = range(1 << 63)
+MAX_ROTATIONS: Final = 1000
+_PLAIN, _ROTATED = 1, 2
+_CONTEXT = b"ckptfs proof %d\0"
+_FIELDS = "kind version history file pieces tensor statement"
 _NO_CHUNK = "-"
 
 
@@ -98,7 +101,9 @@ class Statement:
 class Proof:
     """The proof of a file, or, with `tensor`, of one tensor in it.
 
-    Without a statement nobody has signed what lengths holes have and which bytes a tensor is.
+    Without a statement nobody has signed what lengths holes have and which bytes a tensor is. `rotations`
+    lead from the key of the seal to that of the statement, if the key has been replaced in between; the
+    statement then also says that the version stands in its history and was sealed while that key was in use.
     """
 
     batch: Batch
@@ -106,6 +111,12 @@ class Proof:
     pieces: ProvenPieces
     tensor: Tensor | None
     statement: Statement | None
+    rotations: tuple[Rotation, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Of its format; who reads only the first can still check what needs no more."""
+        return _ROTATED if self.rotations else _PLAIN
 
     def stated(self, name: bytes) -> bytes:
         """The message that a statement signs, for a unit of this name."""
@@ -122,7 +133,9 @@ class Proof:
             "lengths": [piece.length for piece in self.pieces.pieces],
             "tensor": tensor,
         }
-        return _CONTEXT + self.batch.unit + sha3(encode_node(stated))
+        if self.rotations:
+            stated["rotations"] = [rotation.encode() for rotation in self.rotations]
+        return _CONTEXT % self.version + self.batch.unit + sha3(encode_node(stated))
 
 
 def make_statement(key: SigningKey, proof: Proof, name: bytes) -> Statement:
@@ -138,9 +151,9 @@ def proof_json(proof: Proof) -> dict[str, Json]:
             f"{len(pieces)} pieces are more than a proof takes ({MAX_PIECES}); "
             "prove the tensors of the file one by one"
         )
-    return {
+    made: dict[str, Json] = {
         "kind": KIND,
-        "version": _VERSION,
+        "version": proof.version,
         "history": _batch_json(proof.batch),
         "file": {
             "path": proof.file.path.decode("utf-8", "surrogateescape"),
@@ -166,6 +179,9 @@ def proof_json(proof: Proof) -> dict[str, Json]:
             "signature": proof.statement.signature.hex(),
         },
     }
+    if proof.rotations:
+        made["rotations"] = _hex_list([rotation.encode() for rotation in proof.rotations])
+    return made
 
 
 def _batch_json(batch: Batch) -> Json:
@@ -207,100 +223,29 @@ def decode_proof(encoded: bytes) -> Proof:
     Nothing is verified yet: not a hash, not a signature.
     """
     try:
-        top = _Fields(parse_members(encoded), "", "kind version history file pieces tensor statement")
+        members = parse_members(encoded)
     except TooLarge:
         raise Corrupt(f"a proof has at most {MAX_PROOF_BYTES} bytes, and not that many values") from None
     except ValueError as e:
         raise Corrupt(f"that is no proof: it {e}") from None
-    if top.of("kind") != KIND:
+    version = dict(members).get("version")
+    if dict(members).get("kind") != KIND:
         raise Corrupt(f"that is no proof: its kind is not {KIND!r}")
-    if top.count("version") != _VERSION:
-        raise Corrupt(f"the proof is of version {top.count('version')}; this program knows {_VERSION}")
+    if type(version) is not int or version not in (_PLAIN, _ROTATED):
+        raise Corrupt(f"the proof is of version {version}; this program knows {_PLAIN} and {_ROTATED}")
+    top = Fields(members, "", f"{_FIELDS} rotations" if version == _ROTATED else _FIELDS)
     return Proof(
         batch=_batch(top.fields("history", "unit before records head seal")),
         file=_file(top.fields("file", "path size root leaf leaves inclusion")),
         pieces=_pieces(top.fields("pieces", "first count offset rows inclusion")),
         tensor=_tensor(top),
         statement=_statement(top),
+        rotations=_rotations(top) if version == _ROTATED else (),
     )
 
 
-class _Fields:
-    """An object of the JSON text: exactly the fields `names`, each read as what it must be, or Corrupt."""
-
-    def __init__(self, members: object, where: str, names: str) -> None:
-        pairs = members if isinstance(members, JsonObject) else []
-        self._where = where
-        self._values = dict(pairs)
-        if len(self._values) != len(pairs):
-            raise Corrupt(f"the proof has a field twice{f' in {where}' if where else ''}")
-        if self._values.keys() != set(names.split()):
-            raise Corrupt(f"the proof does not have the fields of one{f' in {where}' if where else ''}")
-
-    def of(self, name: str) -> object:
-        """The value as it is."""
-        return self._values[name]
-
-    def bad(self, name: str) -> Corrupt:
-        """The error for a value that is not what it must be."""
-        return Corrupt(f"the proof has a bad field {f'{self._where}.' if self._where else ''}{name}")
-
-    def count(self, name: str) -> int:
-        """A number from 0 to 2^63-1."""
-        value = self._values[name]
-        if type(value) is not int or value not in _COUNTS:
-            raise self.bad(name)
-        return value
-
-    def text(self, name: str) -> str:
-        """A string."""
-        value = self._values[name]
-        if not isinstance(value, str):
-            raise self.bad(name)
-        return value
-
-    def name(self, name: str) -> bytes:
-        """A path of names: without NUL, nothing in it empty, `.` or `..`."""
-        try:
-            path = self.text(name).encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise self.bad(name) from None
-        if b"\0" in path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
-            raise self.bad(name)
-        return path
-
-    def digest(self, name: str, length: int | None = DIGEST_BYTES) -> bytes:
-        """Bytes of this length in lower-case hex digits (None: any length)."""
-        return self.unhex(name, self._values[name], length)
-
-    def digests(self, name: str) -> tuple[bytes, ...]:
-        """A list of such."""
-        return tuple(self.unhex(name, one, DIGEST_BYTES) for one in self.items(name))
-
-    def items(self, name: str) -> list[object]:
-        """A list."""
-        value = self._values[name]
-        if not isinstance(value, list) or isinstance(value, JsonObject):
-            raise self.bad(name)
-        return value
-
-    def fields(self, name: str, names: str) -> _Fields:
-        """An object."""
-        return _Fields(self._values[name], f"{self._where}.{name}" if self._where else name, names)
-
-    def unhex(self, name: str, value: object, length: int | None) -> bytes:
-        """What `value`, found in the field `name`, says in lower-case hex digits."""
-        try:
-            digest = bytes.fromhex(value) if isinstance(value, str) else b""
-        except ValueError:
-            raise self.bad(name) from None
-        if digest.hex() != value or (length is not None and len(digest) != length):
-            raise self.bad(name)
-        return digest
-
-
-def _batch(fields: _Fields) -> Batch:
-    rows = [_Fields(one, "history.records", "kind payload") for one in fields.items("records")]
+def _batch(fields: Fields) -> Batch:
+    rows = [Fields(one, "history.records", "kind payload") for one in fields.items("records")]
     records = tuple(Frame(row.count("kind"), 0, row.digest("payload", None)) for row in rows)
     if not records or any(not 0 < frame.kind < 256 for frame in records):
         raise fields.bad("records")
@@ -317,7 +262,7 @@ def _batch(fields: _Fields) -> Batch:
     return Batch(unit=unit, before=before, records=records, seal=seal)
 
 
-def _file(fields: _Fields) -> ProvenFile:
+def _file(fields: Fields) -> ProvenFile:
     leaf, leaves = fields.count("leaf"), fields.count("leaves")
     if leaf >= leaves:
         raise fields.bad("leaf")
@@ -331,7 +276,7 @@ def _file(fields: _Fields) -> ProvenFile:
     )
 
 
-def _pieces(fields: _Fields) -> ProvenPieces:
+def _pieces(fields: Fields) -> ProvenPieces:
     pieces = ProvenPieces(
         first=fields.count("first"),
         count=fields.count("count"),
@@ -339,12 +284,12 @@ def _pieces(fields: _Fields) -> ProvenPieces:
         pieces=tuple(_piece(fields, row) for row in fields.items("rows")),
         inclusion=fields.digests("inclusion"),
     )
-    if pieces.first + len(pieces.pieces) > pieces.count or pieces.end not in _COUNTS:
+    if pieces.first + len(pieces.pieces) > pieces.count or pieces.end not in COUNTS:
         raise fields.bad("rows")
     return pieces
 
 
-def _piece(fields: _Fields, row: object) -> Piece:
+def _piece(fields: Fields, row: object) -> Piece:
     """`LENGTH HEX`, or `LENGTH -` for a hole."""
     digits, _, identity = row.partition(" ") if isinstance(row, str) else ("", "", "")
     if not (digits.isascii() and digits.isdigit()) or digits.startswith("0") or len(digits) > 19:
@@ -357,7 +302,7 @@ def _piece(fields: _Fields, row: object) -> Piece:
     return Piece(int(digits), ChunkId(chunk))
 
 
-def _tensor(top: _Fields) -> Tensor | None:
+def _tensor(top: Fields) -> Tensor | None:
     if top.of("tensor") is None:
         return None
     fields = top.fields("tensor", "name dtype shape offset length")
@@ -374,9 +319,16 @@ def _tensor(top: _Fields) -> Tensor | None:
     return Tensor(name, fields.count("offset"), length, dtype, sizes)
 
 
-def _statement(top: _Fields) -> Statement | None:
+def _statement(top: Fields) -> Statement | None:
     if top.of("statement") is None:
         return None
     fields = top.fields("statement", "name key signature")
     signature = fields.digest("signature", SIGNATURE_BYTES)
     return Statement(fields.name("name"), fields.digest("key", KEY_BYTES), signature)
+
+
+def _rotations(top: Fields) -> tuple[Rotation, ...]:
+    rows = top.items("rotations")
+    if not 0 < len(rows) <= MAX_ROTATIONS:
+        raise top.bad("rotations")
+    return tuple(decode_rotation(top.unhex("rotations", row, None)) for row in rows)

@@ -39,12 +39,15 @@ class Shown:
 def check_proof(proof: Proof, keys: Sequence[PublicKey] = (), expected: Head | None = None) -> Shown:
     """What `proof` shows, given the public keys that may have signed, and a head that was kept elsewhere.
 
-    Without keys the one that the proof itself names is taken. Corrupt: something in it does not fit.
+    Without keys the one in the proof's seal is taken. Of one key the rotations in the proof are followed:
+    its successors state what it has sealed, and it states what its predecessors have; several keys are all
+    that is accepted. Corrupt: something in it does not fit.
     """
     record = _version_of(proof.batch)
     head = Head(proof.batch.head, record.number)
     if expected is not None and expected not in (head, Head(head.chain)):
         raise _wrong(f"version {record.number} is not the one behind which the head is {expected}")
+    keys = _with_rotations(proof, keys)
     sealed_by = _check_seal(proof.batch, record, keys)
     _check_roots(proof, record)
     _check_place(proof)
@@ -71,6 +74,28 @@ def _version_of(batch: Batch) -> VersionRecord:
     if before and batch.seal is None:
         raise _wrong("it has records that no seal binds to the version")
     return record
+
+
+def _with_rotations(proof: Proof, keys: Sequence[PublicKey]) -> Sequence[PublicKey]:
+    """The keys that may have signed: those that are given, or all on the way from the seal to the statement
+    that a single one of them is on. That the way ends at the statement is what makes it hold backwards:
+    a rotation alone is the word of the old key only."""
+    if not proof.rotations:
+        return keys
+    seal, statement = proof.batch.seal, proof.statement
+    if seal is None or statement is None:
+        raise _wrong("it has rotations of a key, and not both a seal and a statement")
+    way = [seal.key]
+    for rotation in proof.rotations:
+        if rotation.old != way[-1] or rotation.new in way or not rotation.is_signed():
+            raise _wrong("its rotations do not follow from the key that sealed the version")
+        way.append(rotation.new)
+    if statement.key != way[-1]:
+        raise _wrong("its rotations do not lead to the key of its statement")
+    known = {key.raw for key in keys} or {seal.key}
+    if len(known) == 1 and known <= set(way):
+        return [_key(raw) for raw in way]
+    return keys
 
 
 def _check_seal(batch: Batch, record: VersionRecord, keys: Sequence[PublicKey]) -> PublicKey | None:

@@ -13,6 +13,7 @@ from ckptfs.store.hashing import chunk_id
 from ckptfs.store.history import GENESIS, RecordKind, State, UnitRecord, VersionRecord
 from ckptfs.store.history_batch import batch_of
 from ckptfs.store.ids import TreeId, UnitId
+from ckptfs.store.keyring import make_rotation
 from ckptfs.store.merkle import file_root, version_root
 from ckptfs.store.proof import Json, Proof, make_statement, proof_json
 from ckptfs.store.proof_making import batch_of_version, proven_file, proven_pieces
@@ -24,6 +25,7 @@ from ckptfs.store.version_names import version_name
 
 KEY = SigningKey(bytes(range(32)))
 OTHER_KEY = SigningKey(b"o" * 32)
+SECOND_KEY, THIRD_KEY = SigningKey(b"2" * 32), SigningKey(b"3" * 32)
 UNIT = UnitId(b"\xa1" * 16)
 NAME, PATH = b"runs/\xc3\xa9t\xff", b"step-7/model.safetensors"
 TIME_NS = 1_796_000_000_000_000_000
@@ -107,6 +109,16 @@ def proof(
     if key is None or not stated:
         return made
     return replace(made, statement=make_statement(key, made, name))
+
+
+def rotated(tensor: Tensor | None = None) -> Proof:
+    """The same, stated by the key that has replaced the one that replaced KEY."""
+    rotations = (
+        make_rotation(KEY, SECOND_KEY.public, TIME_NS + 1),
+        make_rotation(SECOND_KEY, THIRD_KEY.public, TIME_NS + 2),
+    )
+    made = replace(proof(tensor, stated=False), rotations=rotations)
+    return replace(made, statement=make_statement(THIRD_KEY, made, NAME))
 
 
 def answer() -> dict[str, Json]:

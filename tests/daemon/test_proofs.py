@@ -21,13 +21,16 @@ from mounting import Mount
 
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.frames import decode_frames, encode_frame
+from ckptfs.store.histories import Histories
 from ckptfs.store.history import RecordKind
 from ckptfs.store.history_log import history_path
 from ckptfs.store.history_mirror import version_key
 from ckptfs.store.index import Change, Table
+from ckptfs.store.keyring import make_rotation
 from ckptfs.store.proof import decode_proof, encode_proof
 from ckptfs.store.proof_check import check_proof
 from ckptfs.store.seal import decode_seal
+from ckptfs.store.signing import SigningKey
 from ckptfs.store.units import encode_unit
 
 MIB = 1 << 20
@@ -200,6 +203,7 @@ def test_holes_and_empty_files(mount: Mount, run: Path, away: Path) -> None:
 def test_what_nobody_has_signed_is_accepted_only_if_asked(
     mount_factory: Any, away: Path, tmp_path: Path
 ) -> None:
+    # Digests would be one more record, and the head another.
     mount = mount_factory(config={"key": "none", "digests": False})
     (mount.path / "run").mkdir()
     safetensors.numpy.save_file(arrays(2), mount.path / "run/model")
@@ -217,23 +221,71 @@ def test_what_nobody_has_signed_is_accepted_only_if_asked(
     assert code == 1 and "nobody has signed" in error
 
 
-def test_a_bare_store_proves_files_and_nobody_states_where_tensors_lie(
-    mount: Mount, run: Path, away: Path
+def test_a_bare_store_is_proven_by_whoever_may_read_the_key(mount: Mount, run: Path, away: Path) -> None:
+    safetensors.numpy.save_file(arrays(2), run / "model")
+    mount.publish("run")
+    (away / "model").write_bytes((run / "model").read_bytes())
+    (away / "key.pub").write_text(mount.cli("keys", "show", str(mount.path)).stdout)
+    mount.stop()
+    private, config = mount.log.with_name("signing.pem"), mount.log.with_name("ckptfs.toml")
+    store = ("--store", str(mount.store))
+
+    def part(*options: str) -> tuple[int, Any, str]:
+        what = ("/run/model@1", "--tensor", "layer1.weight")
+        done = mount.cli("prove", *what, *store, *options)
+        (away / "part").write_text(done.stdout)
+        code, answer, _ = checked(away, "part", "model", "--key", "key.pub")
+        assert answer["sealed_by"] and bool(answer["gaps"]) == bool(code) == bool(done.stderr)
+        return code, answer, done.stderr
+
+    code, answer, _ = part("--config", str(config))
+    assert code == 0 and answer["stated_by"] == answer["sealed_by"]
+    before = sorted(os.listdir(private.parent))
+    private.chmod(0o644)  # Others can read it, so it is not used.
+    for options in (("--config", str(config)), ()):
+        code, _, said = part(*options)
+        assert code == 1 and "nobody has signed" in said
+    private.unlink()
+    assert part("--config", str(config))[0] == 1
+    assert sorted(os.listdir(private.parent)) == [name for name in before if name != private.name]
+    done = mount.cli("prove", "/run/model@1", *store)
+    (away / "whole").write_text(done.stdout)
+    assert checked(away, "whole", "model")[0] == 0 and not done.stderr
+
+
+def test_a_stranger_who_reads_a_bare_store_states_nothing(
+    mount: Mount, run: Path, away: Path, tmp_path: Path
 ) -> None:
+    from ckptfs.daemon.keys import load_or_make_key
+
     safetensors.numpy.save_file(arrays(2), run / "model")
     mount.publish("run")
     (away / "model").write_bytes((run / "model").read_bytes())
     mount.stop()
-    store = ("--store", str(mount.store))
-    done = mount.cli("prove", "/run/model@1", *store)
-    (away / "whole").write_text(done.stdout)
-    assert checked(away, "whole", "model")[0] == 0 and not done.stderr
-    done = mount.cli("prove", "/run/model@1", "--tensor", "layer1.weight", *store)
-    (away / "part").write_text(done.stdout)
-    assert "nobody has signed" in done.stderr
-    code, answer, _ = checked(away, "part", "model")
-    assert code == 1 and answer["sealed_by"] and len(answer["gaps"]) == 1
-    assert checked(away, "part", "model", "--unsigned")[0] == 0
+    key, config = tmp_path / "own.pem", tmp_path / "own.toml"
+    load_or_make_key(str(key))
+    config.write_text(f'key = "{key}"\n')
+    place = ("/run/model@1", "--store", str(mount.store), "--config", str(config))
+    (away / "part").write_text(mount.cli("prove", *place, "--tensor", "layer1.weight").stdout)
+    code, answer, _ = checked(away, "part", "model", "--unsigned")
+    assert code == 0 and len(answer["gaps"]) == 1 and answer["stated_by"] is None
+
+
+def test_any_key_will_do_after_a_rotation(mount: Mount, run: Path, away: Path) -> None:
+    safetensors.numpy.save_file(arrays(2), run / "model")
+    mount.publish("run")
+    for name in ("first.pub", "second.pub", "third.pub"):
+        (away / name).write_text(mount.cli("keys", "show", str(mount.path)).stdout)
+        if name != "third.pub":
+            mount.cli("keys", "rotate", str(mount.path))
+    (away / "model").write_bytes((run / "model").read_bytes())
+    proof = proven(mount, away, "run/model@1", "--tensor", "layer1.weight")
+    for keys in (("first.pub",), ("second.pub",), ("third.pub",), (), ("first.pub", "third.pub")):
+        options = [option for name in keys for option in ("--key", name)]
+        code, answer, error = checked(away, proof, "model", *options)
+        assert code == 0 and answer["rotations"] == 2 and not answer["gaps"], (keys, error)
+    (away / "other.pub").write_text(KEY.public.pem())
+    assert checked(away, proof, "model", "--key", "other.pub")[0] == 1
 
 
 def test_errors_are_one_line(mount: Mount, run: Path, away: Path) -> None:
@@ -329,3 +381,52 @@ def test_a_root_that_is_not_that_of_the_tree_is_not_proven(store: FilledStore) -
     store.index.apply(change)
     with pytest.raises(Corrupt, match="do not lead to the version's root"):
         store.proof("/run/x@2")
+
+
+# ---- a key that was replaced -------------------------------------------------------------------------
+
+
+NEW = SigningKey(b"new" + bytes(29))
+
+
+def rotated(store: FilledStore) -> None:
+    """KEY is replaced by NEW, and the history says so."""
+    keyring = store.keyring
+    keyring.rotations = (make_rotation(KEY, NEW.public, 1),)
+    keyring.signing = NEW
+    store.histories = Histories(store.disk, store.index, key=keyring)
+    store.prover._histories = store.addresses._histories = store.histories
+    for unit in store.histories.units():
+        store.histories.record_rotation(unit.unit)
+
+
+def test_what_the_old_key_has_sealed_is_vouched_for_by_the_new_one(store: FilledStore) -> None:
+    store.publish("run", {"x": b"1"})
+    assert store.proof("/run/x@1")["version"] == 1
+    rotated(store)
+    store.publish("run", {"x": b"2"})
+    proofs = [decode_proof(encode_proof(store.proof(f"/run/x@{number}"))) for number in (1, 2)]
+    assert [len(proof.rotations) for proof in proofs] == [1, 0]
+    for proof in proofs:
+        shown = check_proof(proof, [NEW.public])
+        assert shown.stated_by == NEW.public and shown.gaps == ()
+    assert check_proof(proofs[0], [KEY.public]).sealed_by == KEY.public
+
+
+def test_what_a_stolen_old_key_seals_later_is_not_vouched_for(store: FilledStore) -> None:
+    store.publish("run", {"x": b"1"})
+    rotated(store)
+    store.publish("run", {"x": b"2"})
+    thief = Histories(store.disk, store.index, key=KEY)
+    ours, store.histories = store.histories, thief
+    store.publish("run", {"x": b"forged"})
+    store.histories = Histories(store.disk, store.index, key=store.keyring)
+    assert ours.unit_named(b"run") is not None
+    store.prover._histories = store.addresses._histories = store.histories
+    forged = decode_proof(encode_proof(store.proof("/run/x@3")))
+    assert forged.batch.seal is not None and forged.batch.seal.key == KEY.public.raw
+    assert forged.rotations == ()
+    with pytest.raises(Corrupt):
+        check_proof(forged, [NEW.public])
+    true = decode_proof(encode_proof(store.proof("/run/x@1")))
+    assert check_proof(true, [NEW.public]).record.number == 1

@@ -15,7 +15,17 @@ import sample_proofs as sample
 from golden import broken, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_proofs import CONTENT, KEY, OTHER_KEY, PATH, TENSOR_A, TENSOR_B, TENSOR_C
+from sample_proofs import (
+    CONTENT,
+    KEY,
+    OTHER_KEY,
+    PATH,
+    SECOND_KEY,
+    TENSOR_A,
+    TENSOR_B,
+    TENSOR_C,
+    THIRD_KEY,
+)
 
 from ckptfs.store.dagcbor import decode_node, encode_node
 from ckptfs.store.errors import Corrupt, InvalidRequest
@@ -23,6 +33,7 @@ from ckptfs.store.formats import Tensor
 from ckptfs.store.formats.bounded_json import MAX_JSON_BYTES
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.history import decode_version
+from ckptfs.store.keyring import make_rotation
 from ckptfs.store.merkle import file_root, root_behind_range
 from ckptfs.store.proof import (
     MAX_PIECES,
@@ -37,7 +48,7 @@ from ckptfs.store.proof_check import check_proof
 from ckptfs.store.proof_making import proven_pieces
 from ckptfs.store.recipe import HOLE, Piece, Recipe
 from ckptfs.store.seal import Head
-from ckptfs.store.signing import PublicKey
+from ckptfs.store.signing import PublicKey, SigningKey
 
 TENSORS = (None, TENSOR_A, TENSOR_B, TENSOR_C)
 
@@ -105,9 +116,20 @@ def test_golden_proofs(vector: dict[str, Any]) -> None:
         offset, lengths = offset + length, [*lengths, length]
     given = [bytes.fromhex(one) for one in part["inclusion"]]
     assert walked(0, part["count"], known, given).hex() == file["root"] and not given
+    rotations = [bytes.fromhex(one) for one in proof.get("rotations", [])]
+    assert proof["version"] == (2 if rotations else 1)
+    signer = history["seal"] and history["seal"]["key"]
+    for encoded in rotations:
+        one: Any = decode_node(encoded)
+        message = b"ckptfs key rotation 1\0" + one["old"] + one["new"] + one["time"].to_bytes(8, "little")
+        assert one["old"].hex() == signer and PublicKey(one["old"]).has_signed(message, one["signature"])
+        signer = one["new"].hex()
     if proof["statement"] is not None:
+        assert proof["statement"]["key"] == signer
+        added = {"rotations": rotations} if rotations else {}
         stated = encode_node(
-            {
+            added
+            | {
                 "name": proof["statement"]["name"].encode("utf-8", "surrogateescape"),
                 "head": chain,
                 "path": path,
@@ -120,7 +142,7 @@ def test_golden_proofs(vector: dict[str, Any]) -> None:
                 "tensor": proof["tensor"],
             }
         )
-        message = b"ckptfs proof 1\0" + unit + hashlib.sha3_256(stated).digest()
+        message = b"ckptfs proof %d\0" % proof["version"] + unit + hashlib.sha3_256(stated).digest()
         key = PublicKey(bytes.fromhex(proof["statement"]["key"]))
         assert key.has_signed(message, bytes.fromhex(proof["statement"]["signature"]))
 
@@ -219,6 +241,77 @@ def test_a_list_is_no_object_and_an_object_no_list() -> None:
             decode_proof(encode_proof(put(whole, way, [])))
 
 
+# ---- rotations ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: t and t.name)
+def test_any_one_key_of_those_that_followed_each_other_is_enough(tensor: Tensor | None) -> None:
+    proof = again(sample.rotated(tensor))
+    line = (KEY, SECOND_KEY, THIRD_KEY)
+    for keys in ((), *([key.public] for key in line), [KEY.public, THIRD_KEY.public]):
+        shown = check_proof(proof, keys)
+        assert shown.gaps == () and shown.sealed_by == KEY.public and shown.stated_by == THIRD_KEY.public
+    for others in ([OTHER_KEY], [KEY, OTHER_KEY], [THIRD_KEY, OTHER_KEY], [KEY, SECOND_KEY]):
+        with pytest.raises(Corrupt):
+            check_proof(proof, [key.public for key in others])
+
+
+def test_a_rotation_alone_is_the_word_of_the_old_key_only() -> None:
+    """Whoever has some key can sign that a known one follows it; and can sign with his own what he likes."""
+    forged = sample.proof(TENSOR_A, key=OTHER_KEY, stated=False)
+    own = make_rotation(OTHER_KEY, KEY.public, 1)
+    true = sample.proof(TENSOR_A).statement
+    assert true is not None
+    whole = replace(forged, rotations=(own,))
+    for statement in (
+        None,
+        true,
+        make_statement(OTHER_KEY, forged, b"x"),
+        make_statement(OTHER_KEY, whole, b"x"),
+    ):
+        with pytest.raises(Corrupt):
+            check_proof(replace(whole, statement=statement), [KEY.public])
+    # What the owner of KEY states of a version that a stranger has sealed is no word about the stranger.
+    stated = replace(forged, statement=make_statement(KEY, forged, b"x"))
+    for proof in (stated, replace(stated, rotations=(own,))):
+        with pytest.raises(Corrupt):
+            check_proof(proof, [KEY.public])
+
+
+def test_rotations_that_do_not_lead_from_the_seal_to_the_statement_are_refused() -> None:
+    proof = sample.rotated()
+    first, second = proof.rotations
+    stray = make_rotation(OTHER_KEY, KEY.public, 1)
+    back = make_rotation(SECOND_KEY, KEY.public, 3)
+    unsigned = replace(first, time_ns=first.time_ns + 1)
+    for rotations in (
+        (first,), (second,), (second, first), (stray, first, second), (first, second, second),
+        (unsigned, second), (first, back, first, second),
+    ):  # fmt: skip
+        made = replace(proof, rotations=rotations)
+        for changed in (made, replace(made, statement=make_statement(THIRD_KEY, made, sample.NAME))):
+            for keys in ((), [KEY.public], [THIRD_KEY.public]):
+                with pytest.raises(Corrupt):
+                    check_proof(again(changed), keys)
+    with pytest.raises(Corrupt, match="rotations"):
+        check_proof(replace(proof, statement=None))
+    bare = sample.proof(key=None)
+    with pytest.raises(Corrupt, match="rotations"):
+        check_proof(replace(bare, rotations=proof.rotations, statement=proof.statement))
+
+
+def test_the_version_of_the_format_says_whether_there_are_rotations() -> None:
+    plain, rotated = proof_json(sample.proof()), proof_json(sample.rotated())
+    assert (plain["version"], rotated["version"]) == (1, 2)
+    for wrong in (
+        plain | {"version": 2}, plain | {"rotations": []}, plain | {"version": 2, "rotations": []},
+        rotated | {"version": 1}, rotated | {"version": 3}, rotated | {"rotations": {}},
+        rotated | {"rotations": rotated["rotations"] * 501},  # type: ignore[operator]
+    ):  # fmt: skip
+        with pytest.raises(Corrupt):
+            decode_proof(encode_proof(wrong))
+
+
 # ---- tampering ---------------------------------------------------------------------------------------
 
 
@@ -257,9 +350,18 @@ def put(top: Any, way: tuple[Any, ...], value: Any) -> Any:
     return edited
 
 
-@pytest.mark.parametrize("tensor", [None, TENSOR_B], ids=["file", "tensor"])
-def test_every_field_that_is_changed_is_noticed(tensor: Tensor | None) -> None:
-    whole = proof_json(sample.proof(tensor))
+@pytest.mark.parametrize(
+    ("proof", "known"),
+    [
+        (sample.proof(), KEY),
+        (sample.proof(TENSOR_B), KEY),
+        (sample.rotated(TENSOR_B), KEY),
+        (sample.rotated(TENSOR_B), THIRD_KEY),
+    ],
+    ids=["file", "tensor", "rotated, old key", "rotated, new key"],
+)
+def test_every_field_that_is_changed_is_noticed(proof: Proof, known: SigningKey) -> None:
+    whole = proof_json(proof)
     tried = 0
     for way in places(whole):
         value: Any = whole
@@ -270,7 +372,7 @@ def test_every_field_that_is_changed_is_noticed(tensor: Tensor | None) -> None:
                 continue
             tried += 1
             with pytest.raises(Corrupt):
-                check_proof(decode_proof(json.dumps(put(whole, way, other)).encode()), [KEY.public])
+                check_proof(decode_proof(json.dumps(put(whole, way, other)).encode()), [known.public])
     assert tried > 150
 
 
