@@ -121,18 +121,18 @@ class Files:
         if ino not in self.open_files:
             self._stored_reads.detach(ino)
 
-    async def open_left(self, ino: int) -> bool:
-        """Open the first of an inode's two nodes to read it: whether the kernel reads a segment there."""
+    async def open_left(self, ino: int, thread: int) -> bool:
+        """Open a left node to read it; whether the kernel reads a segment there. ESTALE at a first try."""
         shown, content = self._namespace.attributes(ino), self._namespace.inode(ino).content
         if self._stored_reads.reopen_left(ino, content, shown, is_open=ino in self.open_files):
             return True
+        self._stored_reads.require_insisting(ino, thread)
         await self.open(ino, write=False, truncate=False)
         return False
 
     async def leave_readers(self, ino: int, *, names_node: bool = False) -> None:
         """Before a change: whoever has the kernel read the file's stored bytes keeps them. ESTALE then makes
-        the kernel look the name up again, and that gives it another node (see nodes.py). If nobody does,
-        this waits for nothing."""
+        the kernel look the name up again, for another node (nodes.py). Else this waits for nothing."""
         if self._stored_reads.is_serving(ino):
             await self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
             if not names_node:

@@ -291,7 +291,7 @@ class CkptfsOperations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if inode < FIRST_VIRTUAL_INO:
             if self._nodes.is_left(inode):
-                return await self._open_left(inode, flags)
+                return await self._open_left(inode, flags, ctx.pid)
             return await self._open_live(Nodes.ino_of(inode), flags, ctx.uid, inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
@@ -377,11 +377,12 @@ class CkptfsOperations(pyfuse3.Operations):
             raise
         return self._replies.opened(ino, flags, write=write)
 
-    async def _open_left(self, ino: int, flags: int) -> FileInfo:
+    async def _open_left(self, ino: int, flags: int, thread: int) -> FileInfo:
         """Who came by a name looks it up again after ESTALE. But a file that is mounted alone has none."""
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.ESTALE)
-        return self._replies.opened_left(ino, flags, from_segment=await self._files.open_left(ino))
+        from_segment = await self._files.open_left(ino, thread)
+        return self._replies.opened_left(ino, flags, from_segment=from_segment)
 
     def _attributes_of(self, node: int) -> Attributes:
         if node >= FIRST_VIRTUAL_INO:

@@ -24,6 +24,8 @@ from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content
 from ckptfs.store.whole_segment import WholeSegments
 
+_MOST_REFUSED = 1024
+
 
 @dataclass(slots=True)
 class _Left:
@@ -38,7 +40,7 @@ class StoredReads:
     """Which nodes are read from a segment, and the readers of first nodes. Belongs to the trio thread.
 
     `drop_attributes` makes the kernel ask again for those of a node. `_segments` are the segments by the
-    nodes that are read from them.
+    nodes that are read from them, `_refused` says which thread was told ESTALE last at a first node.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class StoredReads:
         self._drop_attributes = drop_attributes
         self._left: dict[int, _Left] = {}
         self._segments: dict[int, int] = {}
+        self._refused: dict[int, int] = {}
 
     def want(self, recipe: RecipeId) -> None:
         """A file was stored that somebody may read soon."""
@@ -103,6 +106,16 @@ class StoredReads:
         self._left[ino] = _Left(recipe, shown, open_file.readers)
         self._nodes.split(ino)
         await self._drop_attributes(ino)
+
+    def require_insisting(self, ino: int, thread: int) -> None:
+        """ESTALE, except if the thread comes to this first node again after that: the kernel tries once more
+        by name, so then there is no name (a file that is mounted alone)."""
+        if self._refused.pop(ino, None) == thread:
+            return
+        if len(self._refused) >= _MOST_REFUSED:
+            self._refused.clear()
+        self._refused[ino] = thread
+        raise PosixError(errno.ESTALE)
 
     def reopen_left(self, ino: int, content: Content, shown: Attributes, *, is_open: bool) -> bool:
         """A reader of a first node more, one who holds the node and came by no name: whether the kernel

@@ -5,7 +5,8 @@ place in it since the mount, and nothing was taken from the segment since. What 
 of its own (a header that an older save has too) is hashed each time.
 
 Looking that up takes as long as a file has chunks, so it is done in steps, in the background; until then
-the answer is None, and the reader goes the ordinary way. Source: ARCHITECTURE §4 "Read".
+the answer is None, and the reader goes the ordinary way. That verifies what he reads; of a file that was
+only opened no more than a little is hashed here. Source: ARCHITECTURE §4 "Read".
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _MOST_WANTED = 1024
 _PIECES_AT_ONCE = 512
 _HASHED_AT_ONCE = 256
 _LOOKED_AT = 64
+MOST_HASHED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +149,15 @@ class WholeSegments:
         )
 
     async def _look_for(self, identity: RecipeId) -> Whole | _Nowhere | None:
-        """The file's segment; None if it changed meanwhile, so that somebody may ask again."""
+        """The file's segment; None if it changed meanwhile, or too little of it is verified, so that
+        somebody may ask again."""
         recipe = self._segments.read_recipe(identity)
         segment = self._likely_segment(recipe)
         if segment is None:
             return _NOWHERE
         watch = self._segments.verified.watch(segment)
         foreign: list[tuple[int, int, ChunkId]] = []
-        foreign_bytes = tensor_bytes = 0
+        foreign_bytes = tensor_bytes = unverified_bytes = 0
         unverified: list[Suspect] = []
         for index, start, length, chunk in _pieces(recipe):
             if index % _PIECES_AT_ONCE == 0:
@@ -170,6 +173,9 @@ class WholeSegments:
                     return _NOWHERE
             elif location not in self._segments.verified:
                 unverified.append((chunk, location))
+                unverified_bytes += length
+                if unverified_bytes > MOST_HASHED_BYTES:
+                    return None
         if not await self._all_good(unverified, watch):
             return _NOWHERE
         whole = Whole(segment, watch, tuple(foreign), 2 * tensor_bytes >= recipe.size)

@@ -120,6 +120,31 @@ def test_an_open_that_waits_while_another_writer_splits_the_inode_is_stale(
     with_saved_file(tmp_path / "store", work)
 
 
+def test_only_who_insists_opens_a_first_node(tmp_path: Path, backing: set[int]) -> None:
+    """After ESTALE the kernel comes with the second node if there is a name that leads to it."""
+
+    async def main(small: SmallFace) -> None:
+        ops = small.face.operations
+        node = await looked_up(small)
+        reader = await ops.open(node, os.O_RDONLY, CTX)
+        assert await refusal(small, node, os.O_RDWR) == errno.ESTALE
+        writer = await ops.open(await looked_up(small), os.O_RDWR, CTX)
+        await ops.write(writer.fh, 0, b"changed")
+        for _ in range(3):
+            assert await refusal(small, node, os.O_RDONLY) == errno.ESTALE, "older bytes are read there"
+        await ops.release(reader.fh)
+        assert not backing
+        assert await refusal(small, node, os.O_RDONLY) == errno.ESTALE
+        late = await ops.open(node, os.O_RDONLY, CTX)
+        assert late.direct_io and await ops.read(late.fh, 0, 7) == b"changed"
+        assert await refusal(small, node, os.O_RDWR) == errno.ESTALE
+        for fh in (writer.fh, late.fh):
+            await ops.release(fh)
+        assert not small.face.files.open_files and not backing
+
+    with_saved_file(tmp_path / "store", lambda small: trio.run(main, small))
+
+
 def test_what_was_found_damaged_is_handed_out_no_more(tmp_path: Path, backing: set[int]) -> None:
     async def main(small: SmallFace) -> None:
         ops, segments = small.face.operations, small.face.whole_segments

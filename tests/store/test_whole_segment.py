@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import trio
-from small_store import SmallStore, random_bytes, safetensors
+from small_store import CountingDisk, SmallStore, random_bytes, safetensors
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.index import Change
 from ckptfs.store.ingest import Ingested
 from ckptfs.store.regions import CHUNK_BYTES
-from ckptfs.store.whole_segment import WholeSegments
+from ckptfs.store.whole_segment import MOST_HASHED_BYTES, WholeSegments
 
 MIB = 1 << 20
 
@@ -84,6 +84,24 @@ def test_a_header_that_is_not_there_any_more_is_noticed(store: SmallStore) -> No
     with segment.open("r+b") as file:
         file.write(b"\0" * 8)
     assert whole.open(stored.recipe, only_tensors=True) is None
+
+
+def test_of_a_file_that_nobody_has_read_yet_little_is_hashed(tmp_path: Path) -> None:
+    """Whoever only looks at a header does not make the daemon read gigabytes."""
+    disk = CountingDisk(str(tmp_path))
+    store = SmallStore(tmp_path, disk)
+    stored = store.store_bytes(safetensors({"w": random_bytes(2 * MOST_HASHED_BYTES)}), "m.safetensors")
+    store.reopen()
+    before = disk.bytes_read
+    whole = found(store, stored)
+    assert whole.open(stored.recipe, only_tensors=True) is None
+    assert disk.bytes_read - before < MOST_HASHED_BYTES
+    store.read(stored)
+    trio.run(whole.execute)
+    opened = whole.open(stored.recipe, only_tensors=True)
+    assert opened is not None
+    os.close(opened.fd)
+    store.close()
 
 
 def test_few_unnamed_bytes_stay_only_where_nothing_was_taken_yet(store: SmallStore) -> None:
