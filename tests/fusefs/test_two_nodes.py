@@ -199,3 +199,7 @@ def test_what_a_scrub_finds_damaged_is_refused_from_then_on(mount: Mount) -> Non
             with pytest.raises(OSError) as refused:
                 one.read_bytes()
             assert refused.value.errno == errno.EIO
+        saved(mount, "copy.safetensors", tensors(1))
+        assert path.read_bytes() == tensors(1), "a healthy copy heals it"
+    poll(lambda: kernel_reads(mount) == 0, 10)
+    assert old.read_bytes() == tensors(1)
