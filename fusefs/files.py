@@ -32,7 +32,6 @@ from ckptfs.store.inode import Content, durable_recipe
 from ckptfs.store.recipe import EMPTY
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
-from ckptfs.store.whole_segment import LEAST_BYTES
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -133,11 +132,17 @@ class Files:
     async def leave_readers(self, ino: int, *, names_node: bool = False) -> None:
         """Before a change: whoever has the kernel read the file's stored bytes keeps them. ESTALE then makes
         the kernel look the name up again, for another node (nodes.py). Else this waits for nothing."""
-        if self._stored_reads.is_serving(ino):
-            await self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
+        while await self.give_way(ino):
             if not names_node:
                 raise PosixError(errno.ESTALE)
             await self.claim(ino)  # others had a turn
+
+    async def give_way(self, ino: int) -> bool:
+        """The same for somebody who looks the name up just now; whether there was anybody to be left."""
+        is_serving = self._stored_reads.is_serving(ino)
+        if is_serving:
+            await self._stored_reads.leave(self.open_files.pop(ino), self._namespace.attributes(ino))
+        return is_serving
 
     def is_attached(self, ino: int) -> bool:
         """Whether the kernel reads and writes its staging file itself."""
@@ -145,9 +150,7 @@ class Files:
 
     def is_held_by_kernel(self, ino: int, number: int) -> bool:
         """Whether this staging file is the inode's, and the kernel has it open itself."""
-        if not number or not self._passthrough.is_attached(ino):
-            return False
-        inode = self._namespace.find(ino)
+        inode = self._namespace.find(ino) if number and self._passthrough.is_attached(ino) else None
         return inode is not None and inode.content.staging == number
 
     def forget_pages(self, ino: int) -> None:
@@ -158,8 +161,7 @@ class Files:
     def note_stored(self, ino: int, recipe: RecipeId, size: int) -> None:
         """Its bytes are in the store now."""
         self.writers.forget(ino)
-        if size >= LEAST_BYTES:
-            self._stored_reads.want(recipe)
+        self._stored_reads.want(recipe, size)
 
     def is_open(self, ino: int) -> bool:
         """Whether anybody has it open."""
@@ -334,11 +336,10 @@ class Files:
     # -- inside ----------------------------------------------------------------------------
 
     def _read_stored(self, open_file: OpenFile) -> None:
-        content, ino = open_file.content, open_file.ino
-        is_large = open_file.recipe.size >= LEAST_BYTES
-        # A file of two names could not be left by all of them at once.
-        if is_large and not content.staging and content.base and len(self._namespace.inode(ino).links) == 1:
-            self._stored_reads.attach(ino, content.base)
+        base, ino = open_file.content.base, open_file.ino
+        has_one_name = len(self._namespace.inode(ino).links) == 1  # two could not be left at once
+        if base is not None and not open_file.content.staging and has_one_name:
+            self._stored_reads.attach(ino, base, open_file.recipe.size)
 
     def _last_writer_left(self, open_file: OpenFile) -> None:
         if self._passthrough.is_attached(open_file.ino):

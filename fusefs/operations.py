@@ -22,7 +22,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from ckptfs.fusefs.attributes import Attributes
-from ckptfs.fusefs.attributes_change import AttributeChange, AttributeChanges
+from ckptfs.fusefs.attributes_change import AttributeChanges
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.errnos import PosixError, errno_of
@@ -32,7 +32,7 @@ from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
-from ckptfs.fusefs.replies import Replies, negative, statfs_of
+from ckptfs.fusefs.replies import Replies, negative, statfs_of, wanted_change
 from ckptfs.fusefs.request_times import RequestTimes
 from ckptfs.fusefs.seams import Room, Snapshots
 from ckptfs.fusefs.stored_reads import StoredReads
@@ -59,6 +59,9 @@ def answered(
         except Exception as e:
             code = errno_of(e)
             self._failures.report(kind, args, e)
+            thread = getattr(args[-1], "pid", None) if args else None
+            if code == errno.ESTALE and thread is not None:
+                self._stored_reads.expect_again(thread)
             raise FUSEError(code) from None
         finally:
             self.times.note(kind, time.perf_counter() - begun, code)
@@ -109,7 +112,11 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         attributes = self._found(parent_inode, name)
-        return negative() if attributes is None else self._replies.remembered(attributes)
+        if attributes is None:
+            return negative()
+        if stat.S_ISREG(attributes.mode) and self._stored_reads.comes_again(ctx.pid):
+            await self._files.give_way(attributes.ino)
+        return self._replies.remembered(attributes)
 
     def _found(self, parent: int, name: bytes) -> Attributes | None:
         if len(name) > NAME_MAX:
@@ -240,14 +247,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
     ) -> EntryAttributes:
         _live(inode)
-        wanted = AttributeChange(
-            mode=attr.st_mode if fields.update_mode else None,
-            uid=attr.st_uid if fields.update_uid else None,
-            gid=attr.st_gid if fields.update_gid else None,
-            size=attr.st_size if fields.update_size else None,
-            atime_ns=attr.st_atime_ns if fields.update_atime else None,
-            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
-        )
+        wanted = wanted_change(attr, fields)
         if wanted.size is not None:
             self._stored_reads.require_present(inode)
         ino = Nodes.ino_of(inode)

@@ -10,9 +10,10 @@ import os
 import re
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, StatvfsData
+from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, SetattrFields, StatvfsData
 
 from ckptfs.fusefs.attributes import Attributes
+from ckptfs.fusefs.attributes_change import AttributeChange
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
@@ -53,6 +54,18 @@ def entry_of(attributes: Attributes, timeout_s: float, node: int | None = None) 
     entry.st_ctime_ns = attributes.ctime_ns
     entry.entry_timeout = entry.attr_timeout = timeout_s
     return entry
+
+
+def wanted_change(attr: EntryAttributes, fields: SetattrFields) -> AttributeChange:
+    """What a setattr asks for."""
+    return AttributeChange(
+        mode=attr.st_mode if fields.update_mode else None,
+        uid=attr.st_uid if fields.update_uid else None,
+        gid=attr.st_gid if fields.update_gid else None,
+        size=attr.st_size if fields.update_size else None,
+        atime_ns=attr.st_atime_ns if fields.update_atime else None,
+        mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+    )
 
 
 def negative() -> EntryAttributes:

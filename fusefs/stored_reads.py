@@ -22,7 +22,7 @@ from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content
-from ckptfs.store.whole_segment import WholeSegments
+from ckptfs.store.whole_segment import LEAST_BYTES, WholeSegments
 
 _MOST_REFUSED = 1024
 
@@ -40,7 +40,8 @@ class StoredReads:
     """Which nodes are read from a segment, and the readers of first nodes. Belongs to the trio thread.
 
     `drop_attributes` makes the kernel ask again for those of a node. `_segments` are the segments by the
-    nodes that are read from them, `_refused` says which thread was told ESTALE last at a first node.
+    nodes that are read from them, `_refused` says which thread was told ESTALE last at a first node,
+    `_again` which threads were told ESTALE and have not looked their name up since.
     """
 
     def __init__(
@@ -59,18 +60,19 @@ class StoredReads:
         self._left: dict[int, _Left] = {}
         self._segments: dict[int, int] = {}
         self._refused: dict[int, int] = {}
+        self._again: dict[int, None] = {}
 
-    def want(self, recipe: RecipeId) -> None:
+    def want(self, recipe: RecipeId, size: int) -> None:
         """A file was stored that somebody may read soon."""
-        if self._passthrough.enabled:
+        if self._passthrough.enabled and size >= LEAST_BYTES:
             self._whole.want(recipe)
 
-    def attach(self, ino: int, recipe: RecipeId) -> None:
+    def attach(self, ino: int, recipe: RecipeId, size: int) -> None:
         """At the first open of a stored live file, for reading: let the kernel read its segment, if it can.
 
         Not on a second node: a writer who was just sent there must not meet new readers.
         """
-        if not self._nodes.is_second(ino):
+        if size >= LEAST_BYTES and not self._nodes.is_second(ino):
             self._attach(ino, recipe, only_tensors=True)
 
     def attach_saved(self, node: int, recipe: RecipeId) -> None:
@@ -106,6 +108,20 @@ class StoredReads:
         self._left[ino] = _Left(recipe, shown, open_file.readers)
         self._nodes.split(ino)
         await self._drop_attributes(ino)
+
+    def expect_again(self, thread: int) -> None:
+        """A thread is told ESTALE. The kernel tries once more, and only once; so what its name leads to then
+        must not be another file that is read from a segment (somebody may rename one into place)."""
+        if len(self._again) >= _MOST_REFUSED:
+            self._again.clear()
+        self._again[thread] = None
+
+    def comes_again(self, thread: int) -> bool:
+        """Whether a thread that was told ESTALE looks a file up; asked once."""
+        if thread not in self._again:
+            return False
+        del self._again[thread]
+        return True
 
     def require_insisting(self, ino: int, thread: int) -> None:
         """ESTALE, except if the thread comes to this first node again after that: the kernel tries once more

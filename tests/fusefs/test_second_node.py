@@ -73,12 +73,14 @@ async def refusal(small: SmallFace, node: int, flags: int) -> int | None:
 
 def with_saved_file(store: Path, work: Callable[[SmallFace], object]) -> None:
     with small_face(store) as small:
-        small.make(ROOT_INO, {"run": {"m.safetensors": CONTENT}})
+        other = safetensors({"w": random_bytes(2 << 20, 2)})
+        small.make(ROOT_INO, {"run": {"m.safetensors": CONTENT, "other": other}})
         small.publish("run")
         small.face.passthrough.enable(0)
-        recipe = small.face.namespace.inode(small.at("run/m.safetensors")).content.base
-        assert recipe is not None
-        small.face.whole_segments.want(recipe)
+        for path in ("run/m.safetensors", "run/other"):
+            recipe = small.face.namespace.inode(small.at(path)).content.base
+            assert recipe is not None
+            small.face.whole_segments.want(recipe)
         trio.run(small.face.whole_segments.execute)
         work(small)
 
@@ -118,6 +120,28 @@ def test_an_open_that_waits_while_another_writer_splits_the_inode_is_stale(
     waits = OneWaits()
     monkeypatch.setattr(NoRoom, "before_writing", waits.before_writing)
     with_saved_file(tmp_path / "store", work)
+
+
+def test_a_writer_whose_name_leads_to_another_file_meanwhile(tmp_path: Path, backing: set[int]) -> None:
+    """The kernel looks the name up once after ESTALE. That must be enough, also if another file, which is
+    read from its segment, was renamed into place just then."""
+
+    async def main(small: SmallFace) -> None:
+        ops, top = small.face.operations, small.at("run")
+        other = small.at("run/other")
+        readers = [await ops.open(node, os.O_RDONLY, CTX) for node in (await looked_up(small), other)]
+        assert small.face.passthrough.stored_nodes == 2
+        assert await refusal(small, small.at("run/m.safetensors"), os.O_RDWR) == errno.ESTALE
+        await ops.rename(top, b"other", top, b"m.safetensors", 0, CTX)
+        second = await looked_up(small)
+        assert second == other | SECOND_NODE
+        writer = await ops.open(second, os.O_RDWR, CTX)
+        assert await looked_up(small) == second
+        for info in (*readers, writer):
+            await ops.release(info.fh)
+        assert not small.face.files.open_files and not backing
+
+    with_saved_file(tmp_path / "store", lambda small: trio.run(main, small))
 
 
 def test_only_who_insists_opens_a_first_node(tmp_path: Path, backing: set[int]) -> None:
