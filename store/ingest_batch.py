@@ -246,6 +246,8 @@ class Batch:
             if isinstance(e, SyncFailed):
                 self._staging.failed[one.staging] = e
             job.fail(e)
+            if isinstance(e, FileNotFoundError):
+                job.outcome = Outcome.CANCELLED  # the file was removed meanwhile
             self._note(job)
             return
         stored: list[Ingested] = []

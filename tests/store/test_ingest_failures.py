@@ -201,3 +201,22 @@ def test_a_staging_file_whose_sync_failed_is_not_believed_later(tmp_path: Path) 
         assert isinstance(report.failed[0][1], OSError)
     assert store.staging.numbers() == [number] and store.segment_files() == []
     store.close()
+
+
+def test_a_file_that_is_removed_while_it_is_adopted_is_no_failure(tmp_path: Path) -> None:
+    """Its staging file goes with it; nothing "stays in staging", and nothing of it is left."""
+    store = SmallStore(tmp_path)
+    number = store.stage((0, random_bytes(4 * MIB, 7)), size=4 * MIB)
+    asked: list[int] = []
+
+    def removed_when_hashed() -> bool:
+        asked.append(number)
+        if len(asked) > 1:  # the first time it is not even open yet
+            store.staging.drop(number)
+        return False
+
+    report = store.store(store.candidate(number, cancelled=removed_when_hashed))
+    assert len(asked) > 1
+    assert (report.cancelled, report.failed, report.stored) == ([number], [], [])
+    assert store.segment_files() == []
+    store.close()
