@@ -69,7 +69,7 @@ class AttributeChanges:
         inode = draft.inode(ino)
         fields: dict[str, object] = {"ctime_ns": draft.now_ns}
         if wanted.mode is not None:
-            self._files.note_privileges(ino)
+            self._files.writers.note_privileges(ino)
             fields["mode"] = stat.S_IFMT(inode.mode) | stat.S_IMODE(wanted.mode)
         if wanted.uid is not None:
             fields["uid"] = wanted.uid
@@ -122,7 +122,7 @@ class AttributeChanges:
         if value is None:
             self.get_xattr(ino, name)
         if name == _CAPABILITY:
-            self._files.note_privileges(ino)
+            self._files.writers.note_privileges(ino)
         draft = self._drafts.begin()
         if name == VERSIONS_XATTR:
             self._set_versions_off(ino, value, draft)

@@ -172,22 +172,6 @@ class Files:
         open_file = self.open_files.get(ino)
         return open_file is not None and open_file.writers > 0
 
-    def note_unprivileged_writer(self, ino: int) -> None:
-        """Somebody who is not root has it open for writing: set-id bits go at the first write."""
-        open_file = self.open_files[ino]
-        open_file.unprivileged, open_file.privileges_checked = True, False
-
-    def note_privileges(self, ino: int) -> None:
-        """Its mode or capabilities changed: the next write has to look at them again."""
-        if ino in self.open_files:
-            self.open_files[ino].privileges_checked = False
-
-    def privileges_at_write(self, ino: int) -> bool | None:
-        """What goes with this write: nothing (None), capabilities (False), or set-id bits too (True)."""
-        open_file = self.open_files[ino]
-        checked, open_file.privileges_checked = open_file.privileges_checked, True
-        return None if checked else open_file.unprivileged
-
     def is_busy(self, ino: int) -> bool:
         """Whether its staging file may not become a segment: somebody writes, or the kernel has it."""
         return self.is_written(ino) or self._passthrough.is_attached(ino)

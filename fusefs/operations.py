@@ -59,9 +59,8 @@ def answered(
         except Exception as e:
             code = errno_of(e)
             self._failures.report(kind, args, e)
-            thread = getattr(args[-1], "pid", None) if args else None
-            if code == errno.ESTALE and thread is not None:
-                self._stored_reads.expect_again(thread)
+            if code == errno.ESTALE:
+                self._stored_reads.expect_again(getattr(args[-1], "pid", 0))
             raise FUSEError(code) from None
         finally:
             self.times.note(kind, time.perf_counter() - begun, code)
@@ -157,7 +156,7 @@ class CkptfsOperations(pyfuse3.Operations):
         mode = self._new_mode(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
         if ctx.uid and self.strips_privileges:
-            self._files.note_unprivileged_writer(ino)
+            self._files.writers.note_unprivileged_writer(ino)
         entry = self._replies.remembered(self._namespace.attributes(ino))
         return self._replies.opened(ino, flags, write=True), entry
 
@@ -311,7 +310,7 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         ino = Nodes.ino_of(fh >> 1)
-        if self.strips_privileges and (set_ids := self._files.privileges_at_write(ino)) is not None:
+        if self.strips_privileges and (set_ids := self._files.writers.privileges_at_write(ino)) is not None:
             self._attributes.strip_privileges(ino, set_ids=set_ids)
         written = await self._files.write(ino, off, buf)
         self.times.written_bytes += written
@@ -371,7 +370,7 @@ class CkptfsOperations(pyfuse3.Operations):
                 if truncate:
                     self._attributes.strip_privileges(ino, set_ids=uid != 0)
                 if write and uid:
-                    self._files.note_unprivileged_writer(ino)
+                    self._files.writers.note_unprivileged_writer(ino)
         except BaseException:
             self._files.release(ino, write=write)  # the kernel will not: to it nothing is open
             raise

@@ -131,6 +131,7 @@ class Replies:
         if self._passthrough.is_attached(ino):
             self._passthrough.arm(ino, info.fh)
         elif self._passthrough.reads_stored(node):
+            assert not write, "a segment is never the backing file of a writer"
             self._passthrough.arm_stored(node, info.fh)
         else:
             self._passthrough.disarm()

@@ -172,7 +172,7 @@ class Rollback:
         for directory in replaced.differing:
             self._quiet.major(directory, directory, now)
         for ino in replaced.inodes:
-            self._files.note_privileges(ino)
+            self._files.writers.note_privileges(ino)
         for top in tops:
             self._preimages.forget_preserved(top)
 

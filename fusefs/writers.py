@@ -63,6 +63,22 @@ class Writers:
                     writers.add(ino)
         return writers
 
+    def note_unprivileged_writer(self, ino: int) -> None:
+        """Somebody who is not root has it open for writing: set-id bits go at the first write."""
+        open_file = self._staged.open_files[ino]
+        open_file.unprivileged, open_file.privileges_checked = True, False
+
+    def note_privileges(self, ino: int) -> None:
+        """Its mode or capabilities changed: the next write has to look at them again."""
+        if ino in self._staged.open_files:
+            self._staged.open_files[ino].privileges_checked = False
+
+    def privileges_at_write(self, ino: int) -> bool | None:
+        """What goes with this write: nothing (None), capabilities (False), or set-id bits too (True)."""
+        open_file = self._staged.open_files[ino]
+        checked, open_file.privileges_checked = open_file.privileges_checked, True
+        return None if checked else open_file.unprivileged
+
     def _is_mapped_in(self, ino: int, directory: int) -> bool:
         inode = self._namespace.find(ino)
         if inode is None or not inode.content.staging or not self._staged.is_mapped(inode.content.staging):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import mmap
 import os
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from kernel_reading import MIB, kernel_reads, read_by_kernel, saved, tensors, wh
 from kernelmounts import poll
 from mounting import Mount
 
+CLIENTS_S = 10.0
 _NOBODY = 65534
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -203,3 +207,22 @@ def test_what_a_scrub_finds_damaged_is_refused_from_then_on(mount: Mount) -> Non
         assert path.read_bytes() == tensors(1), "a healthy copy heals it"
     poll(lambda: kernel_reads(mount) == 0, 10)
     assert old.read_bytes() == tensors(1)
+
+
+def test_no_client_sees_an_error_whatever_others_do(mount: Mount, seed: int) -> None:
+    directory = mount.path / "run"
+    directory.mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("node_client.py")), str(directory)]
+    clients = [
+        subprocess.Popen([*command, str(seed + number), str(CLIENTS_S)], stdout=subprocess.PIPE, text=True)
+        for number in range(4)
+    ]
+    errors: Counter[str] = Counter()
+    for client in clients:
+        said = json.loads(client.communicate(timeout=60 + CLIENTS_S)[0])
+        assert client.returncode == 0
+        errors.update(said["errors"])
+    nameless = {what for what in errors if what.endswith(": ENOENT")}
+    assert errors.keys() - nameless <= {"link: EEXIST"}
+    poll(lambda: kernel_reads(mount) == 0, 30)
+    assert " ERROR " not in mount.log_tail(lines=1000)
