@@ -17,6 +17,7 @@ from kernelmounts import find, poll
 from mounting import Mount
 
 from ckptfs.daemon.lifetime import BUSY_S
+from ckptfs.fusefs.session import READ_AHEAD_KB
 from ckptfs.store.frames import decode_frames, encode_frame
 from ckptfs.store.history import RecordKind
 from ckptfs.store.signing import SigningKey
@@ -51,6 +52,13 @@ def test_status_has_the_promised_keys(run: Mount) -> None:
     units = status["units"]
     assert isinstance(units, list) and [unit["name"] for unit in units] == ["run"]
     assert "run" in run.cli("status", str(run.path)).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set a mount's read-ahead")
+def test_the_kernel_reads_ahead_of_a_reader(run: Mount) -> None:
+    device = os.stat(run.path).st_dev
+    shown = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").read_text()
+    assert int(shown) == READ_AHEAD_KB
 
 
 def test_commands_work_from_within_the_mount(run: Mount) -> None:
