@@ -60,7 +60,7 @@ class Bench:
         goals: dict[str, float],
         *,
         before: Callable[[Place], None] = lambda place: None,
-        folder: str = "set",
+        folder: str | Callable[[Place], str] = "set",
         argument: str = "",
         moves_data: bool = True,
     ) -> None:
@@ -70,7 +70,8 @@ class Bench:
             at = number % len(self._places)
             for place in self._places[at:] + self._places[:at]:
                 before(place)
-                self._once(figures[place.name], place, action, place.path / folder, argument)
+                target = place.path / (folder if isinstance(folder, str) else folder(place))
+                self._once(figures[place.name], place, action, target, argument)
         native = figures["native"].seconds
         for figure in figures.values():
             figure.native_s = list(native)
@@ -113,6 +114,31 @@ class Bench:
         cold = {"ckptfs auto": 0.5, "ckptfs plain": 0.6}
         self.compare("read after a restart", "read", cold, before=_restart)
         self.compare("torch.load after a restart", "load_torch", cold, before=_restart)
+        self._reading_saves()
+
+    def _reading_saves(self) -> None:
+        """Must show 2: a save that shares chunks with the one before, and one that is three saves old."""
+        saves = checkpoints.make_saves(self._folder / "saves", (self._bytes >> 20) // 4)
+        for place in self._places:
+            for save in saves:
+                kept = place.path / ("run" if place.mount is not None else save.stem)
+                kept.mkdir(parents=True, exist_ok=True)
+                shutil.copy(save, kept / "step.pt")
+                if place.mount is not None:
+                    place.mount.publish("run", timeout_s=600)
+        shutil.rmtree(self._folder / "saves")
+        goals = {"ckptfs auto": 0.5, "ckptfs plain": 0.5}
+        for name, number in (
+            ("torch.load after a restart, duplicates punched", 1),
+            ("torch.load after a restart, three saves old", 0),
+        ):
+            self.compare(
+                name,
+                "load_torch",
+                goals,
+                before=_restart,
+                folder=lambda place, number=number: _save(place, number),  # type: ignore[misc]
+            )
 
     def metadata(self) -> None:
         """Must show 5."""
@@ -186,6 +212,14 @@ class Bench:
     def _make_names(self, place: Place) -> None:
         self._remove_names(place)
         run_client("make_names", place.path / "names", "")
+
+
+def _save(place: Place, number: int) -> str:
+    """The folder of a save; of ckptfs it is a version's."""
+    if place.mount is None:
+        return str(number)
+    versions = place.path / "run" / ".versions"
+    return str(next(versions.glob(f"v{number + 1:06d}_*")).relative_to(place.path))
 
 
 def _restart(place: Place) -> None:

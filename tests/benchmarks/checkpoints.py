@@ -24,6 +24,22 @@ def make_set(folder: Path, mib: int, seed: int = 1) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+def make_saves(folder: Path, mib: int, count: int = 4) -> list[Path]:
+    """`count` saves of one model, each about `mib` MiB: every second tensor is the same in all of them."""
+    width = 1024
+    tensors = max(2, mib * (1 << 20) // (width * width * 4))
+    folder.mkdir(parents=True)
+    torch.manual_seed(7)
+    model = {f"layers.{n}.weight": torch.randn(width, width) for n in range(tensors)}
+    paths = []
+    for number in range(count):
+        for tensor in list(model)[::2]:
+            model[tensor] = torch.randn(width, width)
+        paths.append(folder / f"{number}.pt")
+        torch.save({"model": model, "step": number}, paths[-1])
+    return paths
+
+
 def make_archive(path: Path, count: int = 5000) -> None:
     """A source tree of small files as a tar archive."""
     import io
