@@ -141,6 +141,7 @@ class Mount:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
+                nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
                 nursery.start_soon(keep_running, "committing", self._commit_regularly)
                 nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)
                 nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
@@ -245,13 +246,18 @@ class Mount:
 
     def _make_digesting(self) -> Digesting:
         parts, scheduler, keeper = self._parts, self.face.scheduler, self._keeper
+        ahead = self.face.reading_ahead
         return Digesting(
             parts.index,
             parts.segments,
             parts.histories,
             self._digests,
             WholeFiles(parts.disk, parts.segments, trio.CapacityLimiter(1)),
-            lambda: not scheduler.is_publishing and parts.disk.space().available >= keeper.min_free_bytes(),
+            lambda: (
+                not scheduler.is_publishing
+                and not ahead.is_busy
+                and parts.disk.space().available >= keeper.min_free_bytes()
+            ),
         )
 
     def _make_metrics(self) -> MetricsServer:

@@ -19,6 +19,7 @@ from ckptfs.fusefs.facts import VersionFacts
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.flusher import Flusher
 from ckptfs.fusefs.kernel_caches import KernelCaches
+from ckptfs.fusefs.kernel_reads import KernelReads
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
@@ -43,6 +44,7 @@ from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.inode import ROOT_INO, Inode, encode_inode
+from ckptfs.store.reading_ahead import ReadingAhead
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
@@ -210,6 +212,7 @@ class Face:
         self.versioned = VersionedFiles(
             store.segments, self.stored_reads, self.browse, self._live_recipe, self._sibling_recipe
         )
+        self.reading_ahead = ReadingAhead(store.disk, store.segments)
         attribute_changes = AttributeChanges(store.disk, self.namespace, self.drafts, self.files, self.quiet)
         self.operations = CkptfsOperations(
             self.namespace,
@@ -219,6 +222,7 @@ class Face:
             self.nodes,
             self.browse,
             self.versioned,
+            KernelReads(store.segments, self.files, self.versioned, self.reading_ahead),
             self,
             self.passthrough,
             self.stored_reads,

@@ -29,7 +29,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content, durable_recipe
-from ckptfs.store.recipe import EMPTY
+from ckptfs.store.recipe import EMPTY, Recipe
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
@@ -215,6 +215,10 @@ class Files:
             open_file.stale = True
 
     # -- bytes -----------------------------------------------------------------------------
+
+    def stored_recipe(self, ino: int) -> Recipe | None:
+        """As StagedFiles.stored_recipe."""
+        return self._staged.stored_recipe(ino)
 
     def read(self, ino: int, offset: int, length: int) -> bytes:
         """Up to `length` bytes; Corrupt if the stored bytes are not the ones that were saved."""

@@ -28,6 +28,7 @@ from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.errnos import PosixError, errno_of
 from ckptfs.fusefs.failures import Failures
 from ckptfs.fusefs.files import Files
+from ckptfs.fusefs.kernel_reads import KernelReads
 from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.nodes import Nodes
@@ -37,6 +38,7 @@ from ckptfs.fusefs.request_times import RequestTimes
 from ckptfs.fusefs.seams import Room, Snapshots
 from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.fusefs.versioned_files import VersionedFiles
+from ckptfs.store.hashing import Buffer
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class CkptfsOperations(pyfuse3.Operations):
         nodes: Nodes,
         browse: Browse,
         versioned: VersionedFiles,
+        reads: KernelReads,
         snapshots: Snapshots,
         passthrough: Passthrough,
         stored_reads: StoredReads,
@@ -100,6 +103,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self._failures = Failures(namespace, browse, versioned)
         self._browse = browse
         self._versioned = versioned
+        self._reads = reads
         self._snapshots = snapshots
         self.strips_privileges = False
         self.times = RequestTimes()
@@ -157,7 +161,7 @@ class CkptfsOperations(pyfuse3.Operations):
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
         if ctx.uid and self.strips_privileges:
             self._files.writers.note_unprivileged_writer(ino)
-        entry = self._replies.remembered(self._namespace.attributes(ino))
+        entry = self._replies.created(self._namespace.attributes(ino))
         return self._replies.opened(ino, flags, write=True), entry
 
     @answered
@@ -298,12 +302,8 @@ class CkptfsOperations(pyfuse3.Operations):
         return self._replies.opened_saved(inode, flags)
 
     @answered
-    async def read(self, fh: int, off: int, size: int) -> bytes:
-        ino = fh >> 1
-        if ino >= FIRST_VIRTUAL_INO:
-            found = self._versioned.read(ino, off, size)
-        else:
-            found = self._files.read(Nodes.ino_of(ino), off, size)
+    async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override]  # it takes any
+        found = await self._reads.read(fh >> 1, off, size)
         self.times.read_bytes += len(found)
         return found
 

@@ -123,6 +123,16 @@ class Replies:
             entry.entry_timeout = timeout_s
         return entry
 
+    def created(self, attributes: Attributes) -> EntryAttributes:
+        """An inode that the kernel just made and opens now.
+
+        Nobody can have it mapped before a write or a truncate, which make the kernel ask again; so it
+        may be believed also where the kernel writes by itself, and the open need not ask for its mode.
+        """
+        entry = self.remembered(attributes)
+        entry.attr_timeout = LIVE_TIMEOUT_S
+        return entry
+
     def opened(self, ino: int, flags: int, *, write: bool) -> FileInfo:
         """The reply to an open of a live file; the last thing a handler does, so that what is armed
         for passthrough is used."""

@@ -6,15 +6,18 @@ record first, and a record that was changed behind it is looked at again before 
 
 from __future__ import annotations
 
+import errno
+
 import trio
 
 from ckptfs.fusefs.draft import Draft, Drafts
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.openfile import Growth, OpenFile, copy_sparse, load_overlay
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.store.disk import Disk
 from ckptfs.store.inode import Content
-from ckptfs.store.recipe import EMPTY
+from ckptfs.store.recipe import EMPTY, Recipe
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 
@@ -63,6 +66,16 @@ class StagedFiles:
         if open_file.stale:
             self.load(open_file, self._namespace.inode(ino).content)
         return open_file
+
+    def stored_recipe(self, ino: int) -> Recipe | None:
+        """The recipe of an open file that is all in the store; None: a part of it is in staging.
+
+        EBADF if it was closed while a read was on its way: the reader was interrupted.
+        """
+        if ino not in self.open_files:
+            raise PosixError(errno.EBADF)
+        open_file = self.current(ino)
+        return None if open_file.content.staging else open_file.recipe
 
     def attach(self, open_file: OpenFile) -> None:
         """At the first open, for writing: let the kernel write to the staging file itself."""

@@ -6,12 +6,14 @@ it, and outlives its version.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.formats import Reader, parse
@@ -67,9 +69,11 @@ class VersionedFiles:
         else:
             self._open[ino] = (identity, recipe, count - 1)
 
-    def read(self, ino: int, offset: int, length: int) -> bytes:
-        """Up to `length` verified bytes, or Corrupt."""
-        return self._segments.read_file(self._open[ino][1], offset, length)
+    def opened_recipe(self, ino: int) -> Recipe:
+        """What an open file consists of; EBADF as StagedFiles.stored_recipe."""
+        if ino not in self._open:
+            raise PosixError(errno.EBADF)
+        return self._open[ino][1]
 
     def attributes(self, ino: int) -> Attributes:
         """What stat(2) shows, also of an open file whose version was let go; NotFound else."""

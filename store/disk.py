@@ -185,6 +185,11 @@ class Disk:
         """
         return MappedFile(fd, length, offset)
 
+    def map_for_calls(self, fd: int) -> mmap.mmap:
+        """All of a file, mapped for system calls to read; ValueError if it is empty. Where the disk does
+        not give a page, such a call fails with EFAULT; anybody else would get a SIGBUS."""
+        return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+
     def pwrite(self, fd: int, payload: bytes | bytearray | memoryview, offset: int) -> int:
         """Write all of `payload` or raise, ShortWrite if a part is there. Durable when: `sync` returned."""
         done = os.pwrite(fd, payload, offset)

@@ -72,6 +72,12 @@ class Recipe:
         length = self._starts[index + 1] - self._starts[index]
         return Piece(length, None if identity == HOLE else ChunkId(identity))
 
+    def row(self, index: int) -> tuple[ChunkId | None, int, int]:
+        """(chunk or None, first byte, end) of piece `index`."""
+        identity = self._ids[32 * index : 32 * index + 32]
+        chunk = None if identity == HOLE else ChunkId(identity)
+        return chunk, self._starts[index], self._starts[index + 1]
+
     def start(self, index: int) -> int:
         """The file offset at which piece `index` begins."""
         return self._starts[index]

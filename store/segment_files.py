@@ -7,12 +7,14 @@ a segment (for a lease) evicts it here first.
 from __future__ import annotations
 
 import errno
+import mmap
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ckptfs.store.disk import Disk, MappedFile
 from ckptfs.store.errors import Corrupt, Place, Unsupported
-from ckptfs.store.hashing import chunk_id
+from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.one_bit import mended
 from ckptfs.store.segment_format import Codec, Location, SegmentIndex, decode_idx, segment_paths
@@ -67,6 +69,7 @@ class SegmentFiles:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._open: OrderedDict[tuple[int, bool], int] = OrderedDict()
+        self._shown: dict[tuple[int, bool], mmap.mmap] = {}
         self._mapping: MappedFile | None = None
         self._mapped_key: tuple[int, bool] | None = None
         self._mapped_start = self._mapped_end = 0
@@ -89,6 +92,38 @@ class SegmentFiles:
             place = Place(segment_paths(segment)[in_idx], offset)
             raise Corrupt(f"{len(found)} bytes where {length} were stored", place=place)
         return found
+
+    def fill(self, view: memoryview, segment: int, in_idx: bool, offset: int) -> None:
+        """Read exactly as many bytes as `view` takes; Corrupt as `pread`."""
+        place = Place(segment_paths(segment)[in_idx], offset)
+        try:
+            fd = self._fd_of((segment, in_idx))
+            have = self._disk.read_into(fd, view, offset) if offset <= MAX_OFFSET else 0
+        except OSError as e:
+            raise _unreadable(e, place) from e
+        if have != len(view):
+            raise Corrupt(f"{have} bytes where {len(view)} were stored", place=place)
+
+    def show(self, segment: int, in_idx: bool, length: int, offset: int) -> memoryview:
+        """The bytes in a mapping of the file, uncopied; Corrupt if it is gone or too short.
+
+        For a system call, and nobody else (Disk.map_for_calls). To be let go before the next `evict`.
+        """
+        key, place = (segment, in_idx), Place(segment_paths(segment)[in_idx], offset)
+        try:
+            fd = self._fd_of(key)
+            mapping = self._shown.get(key)
+            if mapping is None:
+                mapping = self._shown[key] = self._disk.map_for_calls(fd)
+            # What was cut off since is zeros to the end of its page in a mapping.
+            size = min(self._disk.fstat(fd).st_size, len(mapping))
+        except ValueError:
+            size, mapping = 0, None
+        except OSError as e:
+            raise _unreadable(e, place) from e
+        if mapping is None or offset + length > size:
+            raise Corrupt(f"{max(0, size - offset)} bytes where {length} were stored", place=place)
+        return memoryview(mapping)[offset : offset + length]
 
     def read_into(self, location: Location, view: memoryview) -> bool:
         """Fill `view` from where a payload begins; False if that cannot be read to the end."""
@@ -134,11 +169,13 @@ class SegmentFiles:
         """A whole chunk, hashed and found right; else Corrupt."""
         stored = self.pread(location.segment, location.in_idx, location.stored, location.offset)
         payload = decode_payload(location, stored)
-        got = chunk_id(payload)
-        if got != chunk:
-            what = f"chunk {cid_text(chunk)} does not match its bytes"
-            raise Corrupt(what, expected=chunk, got=got, place=place_of(location))
+        _check(chunk, location, payload)
         return payload
+
+    def fill_verified(self, view: memoryview, chunk: ChunkId, location: Location) -> None:
+        """The same into `view`, which takes all of a raw chunk. After Corrupt it holds anything."""
+        self.fill(view, location.segment, location.in_idx, location.offset)
+        _check(chunk, location, view)
 
     def evict(self, segment: int) -> None:
         """Close what is open of a segment."""
@@ -147,24 +184,42 @@ class SegmentFiles:
         for key in ((segment, False), (segment, True)):
             fd = self._open.pop(key, None)
             if fd is not None:
-                self._disk.close(fd)
+                self._close(key, fd)
 
     def close(self) -> None:
         """Close everything."""
         self._unmap()
         while self._open:
-            self._disk.close(self._open.popitem()[1])
+            self._close(*self._open.popitem())
+
+    def _close(self, key: tuple[int, bool], fd: int) -> None:
+        mapping = self._shown.pop(key, None)
+        if mapping is not None:
+            # Refused while somebody holds a view of it: then it goes with that.
+            with suppress(BufferError):
+                mapping.close()
+        self._disk.close(fd)
 
     def _fd_of(self, key: tuple[int, bool]) -> int:
         fd = self._open.get(key)
-        return self._add(key) if fd is None else fd
+        if fd is None:
+            return self._add(key)
+        self._open.move_to_end(key)
+        return fd
 
     def _add(self, key: tuple[int, bool]) -> int:
         fd = self._disk.open_read(segment_paths(key[0])[key[1]])
         self._open[key] = fd
         if len(self._open) > _OPEN_FILES:
-            self._disk.close(self._open.popitem(last=False)[1])
+            self._close(*self._open.popitem(last=False))
         return fd
+
+
+def _check(chunk: ChunkId, location: Location, payload: Buffer) -> None:
+    got = chunk_id(payload)
+    if got != chunk:
+        what = f"chunk {cid_text(chunk)} does not match its bytes"
+        raise Corrupt(what, expected=chunk, got=got, place=place_of(location))
 
 
 def decode_payload(location: Location, stored: bytes) -> bytes:

@@ -10,7 +10,8 @@ one pread per run of verified neighbours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place
@@ -18,6 +19,7 @@ from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
 from ckptfs.store.index import Index, Table
 from ckptfs.store.lru import Lru
 from ckptfs.store.places import Places, decode_places
+from ckptfs.store.read_plan import ReadPlan, Run, Unverified, plan_read
 from ckptfs.store.recipe import Recipe, decode_recipe
 from ckptfs.store.segment_files import Bad, SegmentFiles, place_of
 from ckptfs.store.segment_format import Location, SegmentFacts, decode_facts, decode_location, segment_key
@@ -27,6 +29,7 @@ from ckptfs.store.verified import Pins, Verified
 _RECIPE_PIECES = 1 << 19
 _TREE_ENTRIES = 1 << 15
 _CORRUPTIONS = 1000
+_REQUEST_BYTES = 1 << 20
 
 
 class Segments:
@@ -42,6 +45,7 @@ class Segments:
         self._files = SegmentFiles(disk)
         self._recipes: Lru[RecipeId, Recipe] = Lru(_RECIPE_PIECES)
         self._trees: Lru[TreeId, tuple[Entry, ...]] = Lru(_TREE_ENTRIES)
+        self._buffer = memoryview(bytearray(_REQUEST_BYTES))
         self.verified = Verified()
         self.pins = Pins()
         self.suspect: set[int] = set()
@@ -118,31 +122,30 @@ class Segments:
 
         Verified neighbours that lie one behind the other in a segment become one pread.
         """
-        stop = min(offset + length, recipe.size)
-        if offset >= stop:
-            return b""
-        parts: list[bytes] = []
-        run = _Run(self._files, parts)
-        index = recipe.index_at(offset)
-        while offset < stop:
-            piece, start = recipe.piece(index), recipe.start(index)
-            upto = min(stop, start + piece.length)
-            if piece.chunk is None:
-                run.end()
-                parts.append(bytes(upto - offset))
-            else:
-                location = self._located(piece.chunk)
-                if location.length != piece.length:
-                    raise Corrupt("a recipe and its chunk differ in length", place=place_of(location))
-                if location in self.verified and location.codec == 0:
-                    run.extend(location, offset - start, upto - offset)
-                else:
-                    run.end()
-                    parts.append(self._verify(piece.chunk, location)[offset - start : upto - start])
-            offset = upto
-            index += 1
-        run.end()
+        parts = [self._part(part) for part in self.plan_read(recipe, offset, length).parts]
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def plan_read(self, recipe: Recipe, offset: int, length: int) -> ReadPlan:
+        """What reading these bytes takes; Corrupt if a chunk has no place."""
+        return plan_read(recipe, offset, length, self._located, self.verified)
+
+    def show(self, plan: ReadPlan) -> memoryview:
+        """The bytes of a plan of this very step, for a system call that takes them before the next
+        call of anything here: a view of a mapped segment, or of a buffer that is used again.
+
+        A segment that cannot be read shows in that call, as EFAULT.
+        """
+        if len(plan.parts) == 1:
+            part = plan.parts[0]
+            if isinstance(part, Run) and not part.is_hole:
+                return self._files.show(part.segment, part.in_idx, part.length, part.offset)
+        if plan.length > len(self._buffer):
+            self._buffer = memoryview(bytearray(plan.length))
+        view, at = self._buffer[: plan.length], 0
+        for part in plan.parts:
+            self._fill(view[at : at + part.length], part)
+            at += part.length
+        return view
 
     def file_reader(self, recipe: Recipe) -> FileReader:
         """The file as the parsers of `formats` read it; index thread only."""
@@ -201,14 +204,37 @@ class Segments:
             raise Corrupt(f"chunk {cid_text(chunk)} is not in the index", expected=chunk)
         return decode_location(encoded)
 
+    def _part(self, part: Run | Unverified) -> bytes:
+        if isinstance(part, Unverified):
+            return self._verify(part.chunk, part.location)[part.skip : part.skip + part.length]
+        if part.is_hole:
+            return bytes(part.length)
+        return self._files.pread(part.segment, part.in_idx, part.length, part.offset)
+
+    def _fill(self, view: memoryview, part: Run | Unverified) -> None:
+        if isinstance(part, Run) and not part.is_hole:
+            self._files.fill(view, part.segment, part.in_idx, part.offset)
+        elif isinstance(part, Unverified) and part.is_whole:
+            with self._blaming(part.chunk, part.location):
+                self._files.fill_verified(view, part.chunk, part.location)
+            self.note_good(part.location)
+        else:
+            view[:] = self._part(part)
+
     def _verify(self, chunk: ChunkId, location: Location) -> bytes:
         payload = self._read_verified(chunk, location)
         self.note_good(location)
         return payload
 
     def _read_verified(self, chunk: ChunkId, location: Location) -> bytes:
-        try:
+        with self._blaming(chunk, location):
             return self._files.read_verified(chunk, location)
+
+    @contextmanager
+    def _blaming(self, chunk: ChunkId, location: Location) -> Iterator[None]:
+        """What is Corrupt in the block is noted as bad."""
+        try:
+            yield
         except Corrupt as e:
             self.note_bad(Bad(chunk, location, None if e.got is None else ChunkId(e.got)))
             raise
@@ -231,31 +257,3 @@ class FileReader:
         if offset < 0 or length <= 0:
             return b""
         return self._segments.read_file(self._recipe, offset, length)
-
-
-class _Run:
-    """Neighbouring verified bytes of one segment that are read together."""
-
-    __slots__ = ("_files", "_in_idx", "_parts", "_segment", "_start", "_stop")
-
-    def __init__(self, files: SegmentFiles, parts: list[bytes]) -> None:
-        self._files = files
-        self._parts = parts
-        self._segment = -1
-        self._in_idx = False
-        self._start = self._stop = 0
-
-    def extend(self, location: Location, skip: int, length: int) -> None:
-        """Add `length` bytes of a chunk from its byte `skip`."""
-        at = location.offset + skip
-        if at != self._stop or location.segment != self._segment or location.in_idx != self._in_idx:
-            self.end()
-            self._segment, self._in_idx, self._start = location.segment, location.in_idx, at
-        self._stop = at + length
-
-    def end(self) -> None:
-        """Read what was gathered."""
-        if self._stop > self._start:
-            length = self._stop - self._start
-            self._parts.append(self._files.pread(self._segment, self._in_idx, length, self._start))
-        self._segment, self._start, self._stop = -1, 0, 0

@@ -145,6 +145,44 @@ def test_a_flipped_bit_is_corrupt_after_a_remount(store: SmallStore, length: int
         assert store.segments.read_file(recipe, length - 5, 5) == payload[-5:]
 
 
+def test_what_is_shown_is_what_is_read(store: SmallStore) -> None:
+    """Parts of several segments, small chunks, holes; hashed before and not."""
+    shared = random_bytes(400_000)
+    store.store_bytes(shared, "first")
+    number = store.stage((0, shared), (600_000, random_bytes(700_000, 2)), (3 << 20, b"x"), size=4 << 20)
+    (stored,) = store.store(store.candidate(number)).stored
+    payload = store.read(stored)
+    store.reclaim()
+    draw = random.Random(4)
+    for _ in range(2):
+        store.reopen()
+        recipe = store.segments.read_recipe(stored.recipe)
+        for _ in range(100):
+            start, length = draw.randrange(4_300_000), draw.randrange(3 << 20)
+            shown = store.segments.show(store.segments.plan_read(recipe, start, length))
+            assert bytes(shown) == payload[start : start + length]
+
+
+def test_a_segment_that_was_shown_can_be_cut_off_and_leased(store: SmallStore) -> None:
+    stored = store.store_bytes(random_bytes(900_000))
+    recipe = store.segments.read_recipe(stored.recipe)
+    plan = store.segments.plan_read(recipe, 0, 900_000)
+    assert bytes(store.segments.show(plan)) == random_bytes(900_000)
+    path, location = seg_path(store, first_chunk(store, stored))
+    fd = store.disk.open_read(str(path.relative_to(store.root)))
+    try:
+        assert not store.disk.lease(fd, "write"), "a mapping is seen"
+        store.segments.evict(location.segment)
+        assert store.disk.lease(fd, "write")
+        store.disk.unlease(fd)
+    finally:
+        store.disk.close(fd)
+    store.segments.show(plan)
+    os.truncate(path, 100)
+    with pytest.raises(Corrupt):
+        store.segments.show(plan)
+
+
 def test_check_finds_what_went_bad_during_the_mount(store: SmallStore) -> None:
     stored = store.store_bytes(random_bytes(300_000))
     chunk = first_chunk(store, stored)

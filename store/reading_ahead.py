@@ -1,0 +1,171 @@
+"""Hashing ahead of a reader: what a sequential reader will want next is verified on other cores.
+
+One rule: this only ever marks a chunk as good. What is not found good here is left to the reader, who
+hashes it again and is told what is wrong with it.
+
+Without it a first read is one core's work: reading, hashing and answering, one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import CkptfsError
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.lru import Lru
+from ckptfs.store.places import Suspect
+from ckptfs.store.read_plan import ReadPlan, Run, Unverified
+from ckptfs.store.recipe import Recipe
+from ckptfs.store.segments import Segments
+
+_AHEAD_BYTES = 16 << 20
+_BATCH_BYTES = 2 << 20
+_MOST_BATCHES = 24
+_MOST_WORKERS = 4
+_STREAMS = 64
+_BUSY_S = 1.0
+# The kernel has several requests of one read-ahead on their way at once, in any order.
+_NEAR_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Where the readers of a file are: `reached` by a request, `planned` for hashing."""
+
+    recipe: Recipe
+    reached: int
+    planned: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Chunks that one worker hashes together."""
+
+    suspects: list[Suspect]
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class ReadingAhead:
+    """Belongs to the trio thread. Does nothing while `run` does not run."""
+
+    def __init__(self, disk: Disk, segments: Segments) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._streams: Lru[int, _Stream] = Lru(_STREAMS)
+        self._batches: dict[ChunkId, _Batch] = {}
+        self._queue: trio.MemorySendChannel[_Batch] | None = None
+        self._used_at = -math.inf
+        self.workers = max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) - 1))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody reads what nobody has read before, or did in the last second."""
+        return time.monotonic() - self._used_at < _BUSY_S
+
+    async def run(self) -> None:
+        """Hash what is planned, until cancelled. At the end nobody waits for it any more."""
+        limiter = trio.CapacityLimiter(self.workers)
+        self._queue, batches = trio.open_memory_channel[_Batch](_MOST_BATCHES)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self.workers):
+                    nursery.start_soon(self._work, batches.clone(), limiter)
+        finally:
+            self._queue = None
+            for batch in list(self._batches.values()):
+                self._end(batch)
+
+    async def prepare(self, recipe: Recipe, offset: int, plan: ReadPlan) -> bool:
+        """Plan what follows a read that met chunks nobody has hashed, and wait for those of them that
+        are being hashed. True if it waited: then the read has to be planned anew.
+        """
+        if self._queue is None:
+            return False
+        self._used_at = time.monotonic()
+        self._extend(recipe, offset, plan)
+        return await self.wait(plan)
+
+    async def wait(self, plan: ReadPlan) -> bool:
+        """Wait for the chunks of a plan that are being hashed; False if none were."""
+        waited = False
+        for chunk in plan.unverified:
+            batch = self._batches.get(chunk)
+            if batch is not None:
+                await batch.done.wait()
+                waited = True
+        return waited
+
+    def _extend(self, recipe: Recipe, offset: int, plan: ReadPlan) -> None:
+        end = offset + plan.length
+        stream = self._streams.get(id(recipe))
+        if stream is None or stream.recipe is not recipe:
+            stream = _Stream(recipe, 0, 0)
+            self._streams.put(id(recipe), stream, 1)
+        is_near = abs(offset - stream.reached) <= _NEAR_BYTES
+        stream.reached = end
+        if not is_near:
+            stream.planned = end
+            return
+        start = max(stream.planned, end)
+        if start - end > _AHEAD_BYTES // 2:
+            return
+        stream.planned = self._plan(recipe, start, end + _AHEAD_BYTES, set(plan.unverified))
+
+    def _plan(self, recipe: Recipe, start: int, stop: int, own: set[ChunkId]) -> int:
+        """Queue the unverified chunks in [start, stop) but those that the reader hashes himself, because
+        he wants them now; returns how far that went."""
+        while start < min(stop, recipe.size):
+            upto = min(start + _BATCH_BYTES, recipe.size)
+            try:
+                plan = self._segments.plan_read(recipe, start, upto - start)
+            except CkptfsError:
+                return recipe.size  # the reader will be told, when he gets there
+            if not self._queue_batch(plan.parts, own):
+                return start
+            start = upto
+        return start
+
+    def _queue_batch(self, parts: Sequence[Run | Unverified], own: set[ChunkId]) -> bool:
+        assert self._queue is not None
+        places = {part.chunk: part.location for part in parts if isinstance(part, Unverified)}
+        suspects = [pair for pair in places.items() if pair[0] not in own and pair[0] not in self._batches]
+        if not suspects:
+            return True
+        batch = _Batch(suspects)
+        try:
+            self._queue.send_nowait(batch)
+        except trio.WouldBlock:
+            return False
+        self._batches.update((chunk, batch) for chunk, _ in suspects)
+        return True
+
+    async def _work(self, batches: trio.MemoryReceiveChannel[_Batch], limiter: trio.CapacityLimiter) -> None:
+        async for batch in batches:
+            try:
+                bad = await trio.to_thread.run_sync(
+                    find_bad, self._disk, batch.suspects, limiter=limiter, abandon_on_cancel=True
+                )
+                self._note_good(batch, {one.chunk for one in bad})
+            except (CkptfsError, OSError):
+                pass  # the reader meets it again, and says it
+            finally:
+                self._end(batch)
+
+    def _note_good(self, batch: _Batch, bad: set[ChunkId]) -> None:
+        for chunk, location in batch.suspects:
+            if chunk not in bad and self._segments.locate(chunk) == location:
+                self._segments.note_good(location)
+
+    def _end(self, batch: _Batch) -> None:
+        for chunk, _ in batch.suspects:
+            if self._batches.get(chunk) is batch:
+                del self._batches[chunk]
+        batch.done.set()
