@@ -102,7 +102,7 @@ def _checked(
     from ckptfs.daemon.messages import Progress
     from ckptfs.gpu.loading import WINDOW_BYTES, check_file
 
-    total_bytes = sum(file.pieces().size for file in expectation.files)
+    total_bytes = sum(file.size_bytes for file in expectation.files)
     done_bytes, rows = 0, []
 
     def tell(count: int) -> None:
@@ -124,7 +124,7 @@ def _checked(
         "tensors": sum(len(file.tensors) for file in expectation.files),
         "others": list(expectation.others),
         "checked_bytes": done_bytes,
-        "chunks": sum(len(file.pieces()) for file in expectation.files),
+        "chunks": sum(len(file.parts()) for file in expectation.files),
         "elapsed_s": time.monotonic() - started,
         "corrupt": rows,
     }

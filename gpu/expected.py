@@ -13,32 +13,16 @@ Source: FORMAT.md, "Recipes", for the packed recipes; `ckptfs expect` prints the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import lru_cache
 from typing import cast
 
 import msgspec
 
+from ckptfs.gpu.parts import Parts, decode_pieces
 from ckptfs.store.errors import Corrupt, InvalidRequest
-from ckptfs.store.hashing import chunk_id
-from ckptfs.store.ids import DIGEST_BYTES, ChunkId
-from ckptfs.store.recipe import Recipe, decode_recipe
-from ckptfs.store.regions import CHUNK_BYTES
+from ckptfs.store.recipe import Recipe
 
 KIND = "ckptfs expectation"
 FORMAT = 1
-
-
-class Part(msgspec.Struct, frozen=True):
-    """`length` bytes from byte `offset` of a file that must have the BLAKE3-256 `digest`.
-
-    They are a part, or all, of the stored chunk `chunk`, or zeros of a hole (None).
-    """
-
-    offset: int
-    length: int
-    digest: ChunkId
-    chunk: ChunkId | None
 
 
 class ExpectedTensor(msgspec.Struct, frozen=True):
@@ -69,38 +53,22 @@ class ExpectedFile(msgspec.Struct, frozen=True):
     tensors: tuple[ExpectedTensor, ...]
     damage: str | None = None
 
-    def pieces(self) -> Recipe:
-        """The file's recipe. Corrupt if these bytes are not one."""
-        return _decoded(self.recipe)
+    @property
+    def size_bytes(self) -> int:
+        """The file's length. Corrupt if `recipe` is not one."""
+        return decode_pieces(self.recipe).size
 
-    def parts(self) -> Iterator[Part]:
-        """All of the file, in order."""
-        recipe = self.pieces()
-        for index in range(len(recipe)):
-            piece, start = recipe.piece(index), recipe.start(index)
-            if piece.chunk is None:
-                yield from _zeros(start, piece.length)
-            else:
-                yield Part(start, piece.length, piece.chunk, piece.chunk)
+    def parts(self) -> Parts:
+        """All of the file, in order. Corrupt if `recipe` is not one."""
+        pieces = decode_pieces(self.recipe)
+        return pieces.parts(0, pieces.size, b"")
 
-    def parts_of(self, tensor: ExpectedTensor) -> Iterator[Part]:
+    def parts_of(self, tensor: ExpectedTensor) -> Parts:
         """What one of its tensors is made of, in order. Corrupt if that does not lie in the file."""
-        recipe = self.pieces()
-        if tensor.length <= 0 or tensor.offset < 0 or tensor.end > recipe.size:
+        pieces = decode_pieces(self.recipe)
+        if tensor.length <= 0 or tensor.offset < 0 or tensor.end > pieces.size:
             raise Corrupt(f"tensor {tensor.name!r} does not lie in {self.path}")
-        edges = (ChunkId(one) for one in _digests(tensor.edges))
-        at, index = tensor.offset, recipe.index_at(tensor.offset)
-        while at < tensor.end:
-            piece, start = recipe.piece(index), recipe.start(index)
-            stop = min(tensor.end, start + piece.length)
-            if piece.chunk is None:
-                yield from _zeros(at, stop - at)
-            else:
-                digest = piece.chunk if stop - at == piece.length else next(edges, None)
-                if digest is None:
-                    raise Corrupt(f"tensor {tensor.name!r} of {self.path} lacks the digest of an edge")
-                yield Part(at, stop - at, digest, piece.chunk)
-            at, index = stop, index + 1
+        return pieces.parts(tensor.offset, tensor.end, tensor.edges)
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,27 +127,3 @@ def parse_expectation(text: str | bytes) -> Expectation:
     except ValueError:
         raise InvalidRequest("this is not the JSON that `ckptfs expect` prints") from None
     return decode_expectation(plain)
-
-
-# A model's tensors are asked for one after the other, and a file's recipe is the same for all of them.
-@lru_cache(maxsize=8)
-def _decoded(encoded: bytes) -> Recipe:
-    return decode_recipe(encoded)
-
-
-def _digests(joined: bytes) -> Iterator[bytes]:
-    if len(joined) % DIGEST_BYTES:
-        raise Corrupt("digests of 32 bytes each do not end half way")
-    return (joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES))
-
-
-def _zeros(offset: int, length: int) -> Iterator[Part]:
-    """The parts of a hole: as long as chunks are, so that many can be hashed at once."""
-    for at in range(offset, offset + length, CHUNK_BYTES):
-        part = min(CHUNK_BYTES, offset + length - at)
-        yield Part(at, part, _digest_of_zeros(part), None)
-
-
-@lru_cache(maxsize=1024)
-def _digest_of_zeros(length: int) -> ChunkId:
-    return chunk_id(bytes(length))

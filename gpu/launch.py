@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptfs.gpu.extent_table import ExtentTable
 from ckptfs.gpu.extents import Extent
 from ckptfs.store.ids import DIGEST_BYTES
 
@@ -55,22 +56,21 @@ class Launch:
 def plan(extents: Sequence[Extent]) -> Launch:
     """The launch that covers all of `extents`, of which there is at least one."""
     count = len(extents)
+    given = ExtentTable.of(extents)
     table = np.empty((count, 3), np.uint64)
-    table[:, 0] = np.fromiter((extent.address for extent in extents), np.uint64, count)
-    table[:, 1] = np.fromiter((extent.length for extent in extents), np.uint64, count)
+    table[:, 0] = given.addresses
+    table[:, 1] = given.lengths
     # An empty extent has a segment too: it has a hash.
     pieces = np.maximum((table[:, 1] + np.uint64(SEGMENT_BYTES - 1)) // np.uint64(SEGMENT_BYTES), 1)
     ends = np.cumsum(pieces)
     table[:, 2] = ends - pieces
     segments = int(ends[-1])
     assert count <= segments <= _MAX_BLOCKS, "one launch reaches 256 TiB"
-    expected = b"".join(extent.expected for extent in extents)
-    assert len(expected) == DIGEST_BYTES * count, "a digest is 32 bytes"
 
     layout = _layout(count, segments)
     upload = np.zeros(layout.upload, np.uint8)
     _put(upload, layout.extents, table)
-    _put(upload, layout.expected, np.frombuffer(expected, np.uint8))
+    _put(upload, layout.expected, given.expected)
     _put(upload, layout.extent_of, np.repeat(np.arange(count, dtype=np.uint32), pieces.astype(np.int64)))
     return Launch(count, segments, upload, layout)
 

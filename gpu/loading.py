@@ -9,14 +9,15 @@ A part that cannot be read counts as corrupt: a mount refuses bytes that are not
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptfs.gpu.expected import ExpectedFile, ExpectedTensor, Part
+from ckptfs.gpu.expected import ExpectedFile, ExpectedTensor
 from ckptfs.gpu.extents import Extent, Hasher
+from ckptfs.gpu.parts import Part
 from ckptfs.store.errors import Unsupported
 
 # Large enough for a bus and a device to be worth the launch, small enough to be pinned anywhere.
@@ -108,7 +109,7 @@ def _length(window: Sequence[Part]) -> int:
     return window[-1].offset + window[-1].length - window[0].offset
 
 
-def _windows(parts: Iterator[Part]) -> Iterator[list[Part]]:
+def _windows(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """Neighbours that fit into a half together."""
     window: list[Part] = []
     for part in parts:

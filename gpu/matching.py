@@ -10,13 +10,15 @@ own to the names in memory (`module.`, `_orig_mod.`). Both are allowed for, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from ckptfs.gpu.expected import Part
+import numpy as np
+
 from ckptfs.gpu.held import Held
+from ckptfs.gpu.parts import Parts
 from ckptfs.gpu.report import Reason, Refusal
 from ckptfs.gpu.stored import Stored
 from ckptfs.store.errors import Corrupt, InvalidRequest
@@ -29,11 +31,12 @@ _MOST_NAMES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`part` of the file `path` should be the bytes from `offset` of a tensor in memory."""
+    """Parts of the file `path` that bytes in memory should be: the byte that lies at `shift` in the file is
+    the first one in memory."""
 
-    offset: int
-    part: Part
     path: str
+    parts: Parts
+    shift: int
 
 
 class Matcher:
@@ -66,9 +69,16 @@ def wanted_of(held: Held, stored: Stored) -> list[Wanted] | Refusal:
     if refusal is not None:
         return refusal
     try:
-        return _wanted(held, stored)
+        wanted = _wanted(held, stored)
     except Corrupt as e:
         return Refusal(Reason.DAMAGED, f"{e}; `ckptfs verify` says what is damaged")
+    if isinstance(wanted, Refusal):
+        return wanted
+    covered = sum(int(one.parts.lengths.sum()) for one in wanted)
+    if covered != held.length:
+        sentence = f"{held.length} bytes here, of which the version describes {covered}"
+        return Refusal(Reason.DAMAGED, sentence)
+    return wanted
 
 
 def _wanted(held: Held, stored: Stored) -> list[Wanted] | Refusal:
@@ -76,8 +86,7 @@ def _wanted(held: Held, stored: Stored) -> list[Wanted] | Refusal:
         (slab for slab in stored.slabs if _is_same_block(held, slab.offsets, slab.tensor.shape)), None
     )
     if same is not None:
-        path, start = same.file.path, same.tensor.offset
-        return [Wanted(part.offset - start, part, path) for part in same.parts()]
+        return [Wanted(same.file.path, same.parts(), same.tensor.offset)]
     if stored.refusal is not None:
         return stored.refusal
     if not held.is_rows:
@@ -105,25 +114,20 @@ def _is_same_block(held: Held, offsets: tuple[int, ...], shape: tuple[int, ...])
 def _rows(held: Held, stored: Stored) -> list[Wanted] | Refusal:
     """The parts of the rows that are held. Their edges must be edges of chunks."""
     start, stop = held.start, held.start + held.length
-    found = []
-    for at, part, path in _all_parts(stored):
-        if at >= stop or at + part.length <= start:
-            continue
-        if at < start or at + part.length > stop:
-            edge = start if at < start else stop
-            sentence = f"this rank's rows begin or end at byte {edge} of the tensor, within a chunk"
-            return Refusal(Reason.SHARD_EDGE, sentence)
-        found.append(Wanted(at - start, part, path))
-    return found
-
-
-def _all_parts(stored: Stored) -> Iterator[tuple[int, Part, str]]:
-    """(offset in the whole tensor, part, path of its file), in order."""
-    at = 0
+    found, at = [], 0
     for slab in stored.slabs:
-        for part in slab.parts():
-            yield at, part, slab.file.path
-            at += part.length
+        low, high = max(start, at), min(stop, at + slab.tensor.length)
+        if low < high:
+            parts, shift = slab.parts(), slab.tensor.offset - at
+            first = int(np.searchsorted(parts.offsets, low + shift))
+            last = int(np.searchsorted(parts.offsets, high + shift))
+            ends_at = parts.offsets[last] if last < len(parts) else slab.tensor.end
+            if first == len(parts) or parts.offsets[first] != low + shift or ends_at != high + shift:
+                sentence = f"this rank holds bytes {start} to {stop} of it, which is no edge of a chunk"
+                return Refusal(Reason.SHARD_EDGE, sentence)
+            found.append(Wanted(slab.file.path, parts.between(first, last), shift + start))
+        at += slab.tensor.length
+    return found
 
 
 def _found_prefix(stored: Mapping[str, list[Stored]], names: list[str]) -> str:

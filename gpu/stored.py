@@ -10,11 +10,12 @@ has it); the other formats store a tensor in one piece.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.gpu.expected import Expectation, ExpectedFile, ExpectedTensor, Part
+from ckptfs.gpu.expected import Expectation, ExpectedFile, ExpectedTensor
+from ckptfs.gpu.parts import Parts
 from ckptfs.gpu.report import Reason, Refusal
 from ckptfs.store.formats import dcp
 
@@ -30,7 +31,7 @@ class Slab:
     file: ExpectedFile
     tensor: ExpectedTensor
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Parts:
         """Its bytes, in order."""
         return self.file.parts_of(self.tensor)
 

@@ -1,7 +1,6 @@
 """Verify: are the bytes in memory the bytes of the version?
 
-One rule: what is reported verified was hashed where it lies, all of it, in this call. Memory that several
-names share is hashed once for each content that it should have.
+One rule: what is reported verified was hashed where it lies, all of it, in this call.
 
 All parts of all tensors of one device are hashed in one call of its Hasher, for a device is only busy with
 many of them.
@@ -10,34 +9,26 @@ many of them.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+
+import numpy as np
 
 from ckptfs.gpu.asking import expectation_of
+from ckptfs.gpu.claims import Claim, Outcome, claims_of
 from ckptfs.gpu.cpu_hasher import CPU
 from ckptfs.gpu.expected import Expectation
-from ckptfs.gpu.extents import Extent, Hasher
+from ckptfs.gpu.extent_table import ExtentTable
+from ckptfs.gpu.extents import Hasher
 from ckptfs.gpu.hashers import hasher_for
-from ckptfs.gpu.held import Held, Unheld
+from ckptfs.gpu.held import Unheld
 from ckptfs.gpu.holding import held_tensors
-from ckptfs.gpu.matching import Matcher, Wanted, wanted_of
+from ckptfs.gpu.matching import Matcher
 from ckptfs.gpu.report import BadRange, Reason, Refusal, Report, Status, TensorReport
 from ckptfs.gpu.stored import Stored, stored_tensors
 
-_Memory = tuple[str, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """A tensor in memory and what its bytes should be; `twin` is the claim of the same memory with which
-    it is hashed."""
-
-    held: Held
-    stored: Stored
-    wanted: list[Wanted]
-    twin: _Claim | None = None
+Hashers = Callable[[str], AbstractContextManager[Hasher]]
+_BadRows = Mapping[Claim, list[int]]
 
 
 def _with_torch(device: str) -> AbstractContextManager[Hasher]:
@@ -50,16 +41,15 @@ def verify_tensors(
     version: str | Expectation,
     *,
     prefix: str | None = None,
-    hashers: Callable[[str], AbstractContextManager[Hasher]] = _with_torch,
+    hashers: Hashers = _with_torch,
 ) -> Report:
     """As `ckptfs.gpu.verify`; `hashers(device)` gives who hashes on a device, for a `with`."""
     expectation = version if isinstance(version, Expectation) else expectation_of(version)
+    started = time.monotonic()
     stored = stored_tensors(expectation)
     found = [*held_tensors(tensors)]
-    matcher = Matcher(stored, (one.name for one in found), prefix)
-    started = time.monotonic()
-    outcomes = _tied([_claimed(one, matcher) for one in found])
-    claims = [one for one in outcomes if isinstance(one, _Claim) and one.twin is None]
+    outcomes = claims_of(found, Matcher(stored, (one.name for one in found), prefix))
+    claims = [one for one in outcomes if isinstance(one, Claim) and one.twin is None]
     bad = _hashed(claims, hashers)
     rows = tuple(_row(one, bad) for one in outcomes)
     return Report(
@@ -74,91 +64,62 @@ def verify_tensors(
     )
 
 
-def _claimed(one: Held | Unheld, matcher: Matcher) -> _Claim | tuple[Held, Refusal] | Unheld:
-    if isinstance(one, Unheld):
-        return one
-    stored = matcher.find(one.name)
-    if isinstance(stored, Refusal):
-        return one, stored
-    wanted = wanted_of(one, stored)
-    return (one, wanted) if isinstance(wanted, Refusal) else _Claim(one, stored, wanted)
-
-
-def _tied(
-    outcomes: Iterable[_Claim | tuple[Held, Refusal] | Unheld],
-) -> list[_Claim | tuple[Held, Refusal] | Unheld]:
-    """Claims of the same memory and content get one twin; so do names that only memory has, because a
-    file stores tied tensors once."""
-    outcomes = list(outcomes)
-    first: dict[tuple[_Memory, tuple[bytes, ...]], _Claim] = {}
-    by_memory: dict[tuple[object, ...], _Claim] = {}
-    joined: list[_Claim | tuple[Held, Refusal] | Unheld] = []
-    for one in outcomes:
-        if isinstance(one, _Claim):
-            twin = first.setdefault((_memory(one.held), tuple(w.part.digest for w in one.wanted)), one)
-            by_memory.setdefault(_described_memory(one.held), one)
-            one = (
-                one if twin is one or not one.held.length else _Claim(one.held, one.stored, one.wanted, twin)
-            )
-        joined.append(one)
-    for index, one in enumerate(joined):
-        if isinstance(one, tuple) and one[1].reason is Reason.NOT_IN_VERSION and one[0].length:
-            twin_of = by_memory.get(_described_memory(one[0]))
-            if twin_of is not None:
-                joined[index] = _Claim(one[0], twin_of.stored, twin_of.wanted, twin_of)
-    return joined
-
-
-def _memory(held: Held) -> _Memory:
-    return held.device, held.address, held.length
-
-
-def _described_memory(held: Held) -> tuple[object, ...]:
-    return *_memory(held), held.dtype, held.local_shape, held.shape
-
-
-def _hashed(
-    claims: list[_Claim], hashers: Callable[[str], AbstractContextManager[Hasher]]
-) -> Mapping[int, list[Wanted]]:
-    """What is wrong of each claim, by its identity."""
-    bad: dict[int, list[Wanted]] = {}
-    for device in sorted({one.held.device for one in claims if one.wanted}):
-        asked = [(one, wanted) for one in claims if one.held.device == device for wanted in one.wanted]
-        extents = [
-            Extent(one.held.address + wanted.offset, wanted.part.length, wanted.part.digest)
-            for one, wanted in asked
-        ]
+def _hashed(claims: Sequence[Claim], hashers: Hashers) -> _BadRows:
+    """The numbers of the bad parts of each claim that has any."""
+    bad: dict[Claim, list[int]] = {}
+    for device in sorted({one.held.device for one in claims if one.count}):
+        asked = [one for one in claims if one.held.device == device]
         with hashers(device) as hasher:
-            wrong = hasher.mismatches(extents)
+            wrong = hasher.mismatches(_extents(asked))
+        ends = np.cumsum([one.count for one in asked])
         for index in wrong:
-            one, wanted = asked[index]
-            bad.setdefault(id(one), []).append(wanted)
+            number = int(np.searchsorted(ends, index, "right"))
+            one = asked[number]
+            bad.setdefault(one, []).append(index - int(ends[number]) + one.count)
     return bad
 
 
-def _row(one: _Claim | tuple[Held, Refusal] | Unheld, bad: Mapping[int, list[Wanted]]) -> TensorReport:
-    if isinstance(one, Unheld):
-        return _refused(one.name, one.device, one.size_bytes, one.refusal)
-    if not isinstance(one, _Claim):
-        held, refusal = one
-        # No byte of an empty tensor can be wrong, and files do not store it.
-        if not held.length and refusal.reason is Reason.NOT_IN_VERSION:
-            return TensorReport(name=held.name, status=Status.VERIFIED, device=held.device, size_bytes=0)
-        return _refused(held.name, held.device, held.length, refusal)
-    wrong = bad.get(id(one.twin or one), [])
-    return TensorReport(
-        name=one.held.name,
-        status=Status.CORRUPT if wrong else Status.VERIFIED,
-        device=one.held.device,
-        size_bytes=one.held.length,
-        stored_as=one.stored.name,
-        tied_to=None if one.twin is None else one.twin.held.name,
-        bad=tuple(_bad_range(one) for one in wrong),
+def _extents(claims: Iterable[Claim]) -> ExtentTable:
+    """All parts of all claims, in order."""
+    wanted = [(claim.held.address, one) for claim in claims for one in claim.wanted]
+    addresses = [
+        np.uint64(address) + (one.parts.offsets - one.shift).astype(np.uint64) for address, one in wanted
+    ]
+    return ExtentTable(
+        np.concatenate(addresses),
+        np.concatenate([one.parts.lengths for _, one in wanted]).astype(np.uint64),
+        np.concatenate([one.parts.digests for _, one in wanted]),
     )
 
 
-def _bad_range(one: Wanted) -> BadRange:
-    return BadRange(one.offset, one.part.length, one.part.chunk, one.path, one.part.offset)
+def _row(one: Outcome, bad: _BadRows) -> TensorReport:
+    if isinstance(one, Unheld):
+        return _refused(one.name, one.device, one.size_bytes, one.refusal)
+    held = one.held
+    if isinstance(one, Claim):
+        wrong = bad.get(one.twin or one, [])
+        return TensorReport(
+            name=held.name,
+            status=Status.CORRUPT if wrong else Status.VERIFIED,
+            device=held.device,
+            size_bytes=held.length,
+            stored_as=one.stored.name,
+            tied_to=None if one.twin is None else one.twin.held.name,
+            bad=tuple(_bad_range(one, number) for number in wrong),
+        )
+    # No byte of an empty tensor can be wrong, and files do not store it.
+    if not held.length and one.refusal.reason is Reason.NOT_IN_VERSION:
+        return TensorReport(name=held.name, status=Status.VERIFIED, device=held.device, size_bytes=0)
+    return _refused(held.name, held.device, held.length, one.refusal)
+
+
+def _bad_range(claim: Claim, number: int) -> BadRange:
+    for one in claim.wanted:
+        if number < len(one.parts):
+            part = one.parts.part(number)
+            return BadRange(part.offset - one.shift, part.length, part.chunk, one.path, part.offset)
+        number -= len(one.parts)
+    raise AssertionError("a Hasher names only extents that it was given")
 
 
 def _refused(name: str, device: str, size_bytes: int, refusal: Refusal) -> TensorReport:
@@ -169,6 +130,5 @@ def _refused(name: str, device: str, size_bytes: int, refusal: Refusal) -> Tenso
 
 def _missing(stored: Mapping[str, list[Stored]], rows: Iterable[TensorReport]) -> tuple[str, ...]:
     """The names that only the version has."""
-    claimed = Counter(row.stored_as for row in rows)
-    refused = {row.name for row in rows if row.refusal is not None}
-    return tuple(sorted(name for name in stored if not claimed[name] and name not in refused))
+    claimed = {row.stored_as for row in rows} | {row.name for row in rows if row.refusal is not None}
+    return tuple(sorted(name for name in stored if name not in claimed))

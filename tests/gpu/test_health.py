@@ -71,9 +71,9 @@ def test_nothing_has_a_health_of_nothing() -> None:
 def test_a_module_in_memory() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(700, 500), torch.nn.BatchNorm1d(500)).to(torch.bfloat16)
     with torch.no_grad():
-        module[0].weight[499, 699] = math.nan
-        module[0].weight[0, 0] = 1e5
-        module[1].bias[3] = math.inf
+        module.get_parameter("0.weight")[499, 699] = math.nan
+        module.get_parameter("0.weight")[0, 0] = 1e5
+        module.get_parameter("1.bias")[3] = math.inf
     found = gpu.health_of(
         {"model": module.state_dict(), "odd": torch.zeros(3, 4).t(), "meta": torch.zeros(2).to("meta")}
     )

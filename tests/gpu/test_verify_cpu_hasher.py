@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.gpu.cpu_hasher import CpuHasher, address_of
+from ckptfs.gpu.extent_table import ExtentTable
 from ckptfs.gpu.extents import Extent, Hasher
 from ckptfs.store.ids import ChunkId
 
@@ -70,3 +71,11 @@ def test_nothing_to_hash() -> None:
     assert CpuHasher().mismatches([]) == [] and CpuHasher().crc64([]) == []
     nothing = Extent(0, 0, ChunkId(blake3(b"").digest()))
     assert CpuHasher().mismatches([nothing]) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**40), st.binary(min_size=32, max_size=32))))
+def test_a_table_is_the_sequence_that_it_was_made_from(rows: list[tuple[int, int, bytes]]) -> None:
+    extents = [Extent(address, length, ChunkId(digest)) for address, length, digest in rows]
+    table = ExtentTable.of(extents)
+    assert [*table] == extents and len(table) == len(extents)
+    assert [*table[1:3]] == extents[1:3] and ExtentTable.of(table) is table

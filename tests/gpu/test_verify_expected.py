@@ -19,9 +19,10 @@ from ckptfs.gpu.expected import (
     encode_expectation,
     parse_expectation,
 )
+from ckptfs.gpu.parts import decode_pieces
 from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest
 from ckptfs.store.ids import ChunkId
-from ckptfs.store.recipe import Piece, Recipe
+from ckptfs.store.recipe import Piece, Recipe, decode_recipe
 from ckptfs.store.regions import CHUNK_BYTES
 
 
@@ -75,6 +76,39 @@ def test_parts_tile_a_tensor_and_hash_to_its_bytes(case: Case) -> None:
     whole = [*file.parts()]
     assert sum(part.length for part in whole) == len(case.content)
     assert all(digest(case.content[p.offset : p.offset + p.length]) == p.digest for p in whole)
+
+
+@given(cases(), st.data())
+def test_pieces_are_those_of_the_recipe_or_both_are_refused(case: Case, data: st.DataObject) -> None:
+    encoded = bytearray(case.recipe.encode())
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(encoded) - 1), st.integers(0, 255)), max_size=3)
+    ):
+        encoded[at] = value
+    encoded = encoded[: len(encoded) - data.draw(st.sampled_from([0, 0, 0, 1, 40]))]
+    try:
+        recipe = decode_recipe(bytes(encoded))
+    except Corrupt:
+        with pytest.raises(Corrupt):
+            decode_pieces(bytes(encoded))
+        return
+    pieces = decode_pieces(bytes(encoded))
+    assert pieces.size == recipe.size and len(pieces.chunks) == len(recipe)
+    for index, piece in enumerate(recipe.pieces()):
+        assert int(pieces.starts[index]) == recipe.start(index)
+        assert bool(pieces.is_hole[index]) == (piece.chunk is None)
+        assert piece.chunk is None or pieces.chunks[index].tobytes() == piece.chunk
+
+
+def test_lengths_that_wrap_around_are_refused() -> None:
+    """Their sum, taken modulo 2^64, is the size that is claimed."""
+    rows = b"".join(length.to_bytes(8, "little") + b"x" * 32 for length in (1 << 63, 1 << 63, 7))
+    encoded = (
+        b"CKRC" + (1).to_bytes(4, "little") + (7).to_bytes(8, "little") + (3).to_bytes(8, "little") + rows
+    )
+    for decode in (decode_recipe, decode_pieces):
+        with pytest.raises(Corrupt):
+            decode(encoded)
 
 
 @given(cases(), st.text())

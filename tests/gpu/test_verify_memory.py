@@ -111,7 +111,7 @@ def test_a_flipped_bit_is_found_in_its_tensor_and_chunk(bit: int) -> None:
 def test_a_small_tensor_that_shares_its_chunk_is_found_alone() -> None:
     tensors = {f"t{n}": torch.randn(10 + n) for n in range(20)}
     expectation = saved(tensors)
-    assert len(expectation.files[0].pieces()) == 1
+    assert len(expectation.files[0].parts()) == 1
     tensors["t7"][3] += 1
     report = gpu.verify(tensors, expectation)
     assert [one.name for one in report.corrupt] == ["t7"] and len(report.verified) == 19

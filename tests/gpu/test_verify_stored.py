@@ -89,6 +89,16 @@ def test_bytes_without_a_dtype_are_compared_as_bytes() -> None:
     assert refusal is not None and refusal.reason is Reason.DTYPE
 
 
+def test_a_shape_that_has_more_bytes_than_are_described_is_refused() -> None:
+    """What is called verified was hashed to its last byte."""
+    content = WHOLE.tobytes()
+    recipe = Recipe([Piece(120, ChunkId(blake3(content[:120]).digest()))])
+    tensor = ExpectedTensor("w", 0, 120, "F32", WHOLE.shape)
+    for form in ("safetensors", "dcp"):
+        refusal = verified(WHOLE, ExpectedFile("m", form, recipe.encode(), (tensor,))).refusal
+        assert refusal is not None and refusal.reason is Reason.DAMAGED, form
+
+
 def test_an_answer_that_contradicts_itself_refuses_its_tensor_only() -> None:
     good, other = shard(0, "w", WHOLE), shard(1, "v", WHOLE)
     short = ExpectedFile("x", "dcp", other.recipe, (ExpectedTensor("v", 8, 240, "F32", WHOLE.shape),))

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -37,7 +38,7 @@ def model(device: str) -> torch.nn.Module:
         {"embed": torch.nn.Embedding(1000, WIDTH), "blocks": torch.nn.ModuleList(blocks)}
     )
     head = torch.nn.Linear(WIDTH, 1000, bias=False)
-    head.weight = whole["embed"].weight
+    head.weight = cast("torch.nn.Parameter", whole["embed"].weight)
     whole["head"] = head
     return whole.to(torch.bfloat16).to(device)
 
