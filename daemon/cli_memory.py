@@ -44,6 +44,9 @@ def expect(
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="Write it there, not to stdout.")
     ] = None,
+    ways: Annotated[
+        int, typer.Option("--ways", metavar="N", help="Divide the rows of each tensor among N ranks.")
+    ] = 1,
     store: StoreDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +57,7 @@ def expect(
     from ckptfs.daemon.cli_source import opened
 
     with opened(path, store) as (source, inner), progress_shown("expect") as on_progress:
-        answer = cast("Mapping[str, object]", source.ask(messages.Expect(path=inner), on_progress))
+        answer = cast("Mapping[str, object]", source.ask(messages.Expect(path=inner, ways=ways), on_progress))
     encoded = json.dumps(answer, separators=(",", ":"))
     if out is None:
         print(encoded)

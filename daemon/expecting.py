@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
@@ -22,7 +23,7 @@ from ckptfs.daemon.usage import nothing_there
 from ckptfs.daemon.verifying import Report
 from ckptfs.gpu.expected import Expectation, ExpectedFile, ExpectedTensor, edges_of
 from ckptfs.store.errors import Corrupt, NotPermitted
-from ckptfs.store.formats import Reader, Tensor, parse
+from ckptfs.store.formats import Reader, Tensor, dcp, parse
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import RecipeId, TreeId
 from ckptfs.store.recipe import Recipe
@@ -51,8 +52,11 @@ class Expecting:
         self._addresses = addresses
         self._limiter = limiter
 
-    async def expectation(self, address: Address, report: Report, may_read: MayRead) -> Expectation:
-        """All files with tensors at and below a place of a version (the latest, if none is named).
+    async def expectation(
+        self, address: Address, ways: int, report: Report, may_read: MayRead
+    ) -> Expectation:
+        """All files with tensors at and below a place of a version (the latest, if none is named), for
+        `ways` ranks among which the rows of tensors are divided.
 
         `may_read` tells whether the caller may read a saved file, or list and enter a saved directory;
         NotPermitted if not. NotFound if there is nothing. Corrupt if a directory, a recipe or what a file
@@ -67,7 +71,7 @@ class Expecting:
         files: list[ExpectedFile] = []
         others: list[str] = []
         for one in found:
-            described = await self._described(one, may_read)
+            described = await self._described(one, ways, may_read)
             if described is not None:
                 files.append(described)
             else:
@@ -97,14 +101,14 @@ class Expecting:
             if step % _SLICE == 0:
                 await trio.lowlevel.checkpoint()
 
-    async def _described(self, file: _File, may_read: MayRead) -> ExpectedFile | None:
+    async def _described(self, file: _File, ways: int, may_read: MayRead) -> ExpectedFile | None:
         """What to expect of a file; None if it has no tensors."""
         assert file.entry.recipe is not None, "a regular file has a recipe"
         recipe = self._segments.read_recipe(file.entry.recipe)
         encoded = self._segments.read(file.entry.recipe)
         beside = self._beside(file.folder, may_read)
         return await trio.to_thread.run_sync(
-            self._parsed, os.fsdecode(file.path), recipe, encoded, beside, limiter=self._limiter
+            self._parsed, os.fsdecode(file.path), recipe, encoded, beside, ways, limiter=self._limiter
         )
 
     def _beside(self, folder: Entry, may_read: MayRead) -> dict[str, RecipeId]:
@@ -116,7 +120,7 @@ class Expecting:
     # -- in the worker thread -------------------------------------------------------------------
 
     def _parsed(
-        self, path: str, recipe: Recipe, encoded: bytes, beside: dict[str, RecipeId]
+        self, path: str, recipe: Recipe, encoded: bytes, beside: dict[str, RecipeId], ways: int
     ) -> ExpectedFile | None:
         def sibling(other: str) -> Reader | None:
             identity = beside.get(other)
@@ -128,32 +132,34 @@ class Expecting:
         layout = parse(file, path, sibling)
         if layout is None or not layout.tensors:
             return None
-        edges = _Edges(file, recipe)
-        tensors = tuple(
-            ExpectedTensor(one.name, one.offset, one.length, one.dtype, one.shape, edges.of(one))
-            for one in layout.tensors
-        )
-        return ExpectedFile(path, layout.format, encoded, tensors, layout.damage)
+        # A shard of DCP is a rank's block already; where it lies in the whole, other files say.
+        ways = 1 if layout.format == dcp.NAME else ways
+        edges = _Edges(file, recipe, ways)
+        tensors = tuple(edges.with_edges(one) for one in layout.tensors)
+        return ExpectedFile(path, layout.format, encoded, tensors, layout.damage, ways)
 
 
 class _Edges:
     """Hashes the parts of tensors that do not fill their chunks; small tensors share one, so that is read
     once."""
 
-    def __init__(self, file: FarReader, recipe: Recipe) -> None:
+    def __init__(self, file: FarReader, recipe: Recipe, ways: int) -> None:
         self._file = file
         self._recipe = recipe
+        self._ways = ways
         self._index = -1
         self._payload = b""
 
-    def of(self, tensor: Tensor) -> bytes:
-        """32 bytes for each such part of a tensor; none if they are damaged in the store: the others can be
+    def with_edges(self, one: Tensor) -> ExpectedTensor:
+        """A tensor with these digests; with none if they are damaged in the store: the others can be
         verified all the same."""
-        found = edges_of(self._recipe, tensor.offset, tensor.end)
+        tensor = ExpectedTensor(one.name, one.offset, one.length, one.dtype, one.shape)
+        found = edges_of(self._recipe, tensor.offset, tensor.end, tensor.cuts(self._ways))
         try:
-            return b"".join(chunk_id(self._bytes(offset, length)) for offset, length in found)
+            edges = b"".join(chunk_id(self._bytes(offset, length)) for offset, length in found)
         except Corrupt:
-            return b""
+            return tensor
+        return msgspec.structs.replace(tensor, edges=edges)
 
     def _bytes(self, offset: int, length: int) -> bytes:
         index = self._recipe.index_at(offset)

@@ -22,7 +22,7 @@ from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import nothing_there
 from ckptfs.daemon.verifying import Report
-from ckptfs.gpu.expected import encode_expectation
+from ckptfs.gpu.expected import MOST_WAYS, encode_expectation
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.digests import FileDigests
 from ckptfs.store.disk import Disk
@@ -97,9 +97,12 @@ class FileQueries:
             "others": others,
         }
 
-    async def expect(self, address: Address, report: Report, may_read: MayRead) -> Json:
-        """What the tensors at and below a place of a version are, as Expecting says it."""
-        expectation = await self._expecting.expectation(address, report, may_read)
+    async def expect(self, address: Address, ways: int, report: Report, may_read: MayRead) -> Json:
+        """What the tensors at and below a place of a version are, as Expecting says it. InvalidRequest if
+        `ways` is no number of ranks."""
+        if not 1 <= ways <= MOST_WAYS:
+            raise InvalidRequest(f"rows are divided among 1 to {MOST_WAYS} ranks, not {ways}")
+        expectation = await self._expecting.expectation(address, ways, report, may_read)
         encoded = await trio.to_thread.run_sync(encode_expectation, expectation, limiter=self._limiter)
         return cast("Json", encoded)
 

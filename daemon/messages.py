@@ -131,7 +131,9 @@ class Digest(Request, frozen=True, kw_only=True):
 
 
 class Expect(Request, frozen=True, kw_only=True):
-    """Which bytes the tensors of a version are: gpu/expected.py."""
+    """Which bytes the tensors of a version are (gpu/expected.py), for so many ranks that share the rows."""
+
+    ways: int = 1
 
 
 class Seal(Request, frozen=True, kw_only=True):

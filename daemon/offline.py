@@ -113,7 +113,7 @@ class OfflineStore:
             case messages.Digest():
                 result = await self._files.digest(address, report, lambda entry: True)
             case messages.Expect():
-                result = await self._files.expect(address, report, lambda entry: True)
+                result = await self._files.expect(address, request.ways, report, lambda entry: True)
             case messages.Du():
                 result = await self._queries.usage(address)
             case messages.Head():

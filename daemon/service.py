@@ -122,7 +122,7 @@ class Service:
                 result = await self._files.digest(address, report, self._rights.reader(caller))
             case messages.Expect():
                 self._rights.require_place(caller, address, self._addresses.record(address))
-                result = await self._files.expect(address, report, self._rights.reader(caller))
+                result = await self._files.expect(address, request.ways, report, self._rights.reader(caller))
             case messages.Seal():
                 self._rights.require_owner(caller)
                 result = await self._files.seal(address, report)

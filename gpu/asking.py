@@ -16,10 +16,11 @@ from ckptfs.store.errors import Unavailable
 _PREFIX = "ckptfs: "
 
 
-def expectation_of(version: str) -> Expectation:
-    """What `ckptfs expect PATH@VERSION` says; Unavailable with its own words if it fails."""
+def expectation_of(version: str, ways: int = 1) -> Expectation:
+    """What `ckptfs expect PATH@VERSION` says to one of `ways` ranks; Unavailable with its own words if it
+    fails."""
     # -P: a job's working directory is no place to import from.
-    command = [sys.executable, "-P", "-m", "ckptfs.daemon", "expect", "--", version]
+    command = [sys.executable, "-P", "-m", "ckptfs.daemon", "expect", "--ways", str(ways), "--", version]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as e:

@@ -13,7 +13,9 @@ Source: FORMAT.md, "Recipes", for the packed recipes; `ckptfs expect` prints the
 from __future__ import annotations
 
 import json
-from typing import cast
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, cast
 
 import msgspec
 
@@ -23,12 +25,13 @@ from ckptfs.store.recipe import Recipe
 
 KIND = "ckptfs expectation"
 FORMAT = 1
+MOST_WAYS = 1 << 16
 
 
 class ExpectedTensor(msgspec.Struct, frozen=True):
     """A tensor in a file: `length` bytes from `offset`; dtype and shape as in store/formats/layout.py.
 
-    `edges`: 32 bytes each, the digests of its first and last part where these do not fill their chunks.
+    `edges`: 32 bytes each, in order, the digests of its parts that do not fill their chunks.
     """
 
     name: str
@@ -43,15 +46,27 @@ class ExpectedTensor(msgspec.Struct, frozen=True):
         """The offset of the first byte after the tensor."""
         return self.offset + self.length
 
+    def cuts(self, ways: int) -> list[int]:
+        """Where its rows are divided among so many ranks: offsets in the file, its own edges left out."""
+        rows = self.shape[0] if self.shape else 0
+        if ways <= 1 or rows <= 1 or self.length % rows:
+            return []
+        block = -(-rows // ways)
+        return [self.offset + row * (self.length // rows) for row in range(block, rows, block)]
+
 
 class ExpectedFile(msgspec.Struct, frozen=True):
-    """A file with tensors; `path` counts from the unit's directory, `recipe` is encoded canonically."""
+    """A file with tensors; `path` counts from the unit's directory, `recipe` is encoded canonically.
+
+    Parts end where the rows of a tensor are divided among `ways` ranks.
+    """
 
     path: str
     format: str
     recipe: bytes
     tensors: tuple[ExpectedTensor, ...]
     damage: str | None = None
+    ways: Annotated[int, msgspec.Meta(ge=1, le=MOST_WAYS)] = 1
 
     @property
     def size_bytes(self) -> int:
@@ -68,7 +83,7 @@ class ExpectedFile(msgspec.Struct, frozen=True):
         pieces = decode_pieces(self.recipe)
         if tensor.length <= 0 or tensor.offset < 0 or tensor.end > pieces.size:
             raise Corrupt(f"tensor {tensor.name!r} does not lie in {self.path}")
-        return pieces.parts(tensor.offset, tensor.end, tensor.edges)
+        return pieces.parts(tensor.offset, tensor.end, tensor.edges, tensor.cuts(self.ways))
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,14 +108,17 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
         return sum(tensor.length for file in self.files for tensor in file.tensors)
 
 
-def edges_of(recipe: Recipe, offset: int, end: int) -> list[tuple[int, int]]:
-    """(offset, length) of the parts of [offset, end) that do not fill their chunks: at most two."""
+def edges_of(recipe: Recipe, offset: int, end: int, cuts: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """(offset, length) of the parts of [offset, end) that do not fill their chunks, where parts end at `cuts`
+    too; in order."""
     found = []
-    for index in sorted({recipe.index_at(offset), recipe.index_at(end - 1)}):
+    for index in sorted({recipe.index_at(at) for at in (offset, *cuts, end - 1)}):
         piece, start = recipe.piece(index), recipe.start(index)
         first, last = max(offset, start), min(end, start + piece.length)
-        if piece.chunk is not None and last - first < piece.length:
-            found.append((first, last - first))
+        bounds = [first, *(cut for cut in cuts if first < cut < last), last]
+        for at, stop in pairwise(bounds):
+            if piece.chunk is not None and stop - at < piece.length:
+                found.append((at, stop - at))
     return found
 
 

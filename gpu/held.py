@@ -18,7 +18,7 @@ class Held:
 
     `dtype` as in store/formats/layout.py (of those that are unknown there, its own name). `shape` is that
     of the whole tensor; the part has `local_shape` and begins at `offsets` in it. `owner` keeps the memory
-    alive.
+    alive. Among `ways` ranks the rows are divided, so far as is known.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Held:
     local_shape: tuple[int, ...]
     offsets: tuple[int, ...]
     owner: object
+    ways: int = 1
 
     @property
     def is_whole(self) -> bool:

@@ -112,7 +112,7 @@ def _is_same_block(held: Held, offsets: tuple[int, ...], shape: tuple[int, ...])
 
 
 def _rows(held: Held, stored: Stored) -> list[Wanted] | Refusal:
-    """The parts of the rows that are held. Their edges must be edges of chunks."""
+    """The parts of the rows that are held. Their edges must be edges of parts."""
     start, stop = held.start, held.start + held.length
     found, at = [], 0
     for slab in stored.slabs:
@@ -123,7 +123,7 @@ def _rows(held: Held, stored: Stored) -> list[Wanted] | Refusal:
             last = int(np.searchsorted(parts.offsets, high + shift))
             ends_at = parts.offsets[last] if last < len(parts) else slab.tensor.end
             if first == len(parts) or parts.offsets[first] != low + shift or ends_at != high + shift:
-                sentence = f"this rank holds bytes {start} to {stop} of it, which is no edge of a chunk"
+                sentence = f"bytes {start} to {stop} of it, no edge of a chunk; `ckptfs expect --ways N` is for N ranks"
                 return Refusal(Reason.SHARD_EDGE, sentence)
             found.append(Wanted(slab.file.path, parts.between(first, last), shift + start))
         at += slab.tensor.length

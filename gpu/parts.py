@@ -9,7 +9,7 @@ Source: FORMAT.md, "Recipes", for the packed rows; store/recipe.py defines what 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -78,6 +78,7 @@ class Pieces:
     """A recipe's pieces: `starts` has one more than there are, the file's size."""
 
     starts: Numbers
+    lengths: Numbers
     chunks: Digests
     is_hole: NDArray[np.bool_]
 
@@ -86,20 +87,25 @@ class Pieces:
         """The file's length in bytes."""
         return int(self.starts[-1])
 
-    def parts(self, start: int, end: int, edges: bytes) -> Parts:
-        """The parts of [start, end), which is not empty and lies in the file. `edges` are the digests of the
-        first and the last one where they do not fill a chunk. Corrupt if there are too few."""
+    def parts(self, start: int, end: int, edges: bytes, cuts: Sequence[int] = ()) -> Parts:
+        """The parts of [start, end), which is not empty and lies in the file; they end at `cuts` too.
+
+        `edges` are the digests, in order, of those that do not fill a chunk. Corrupt if that is not how
+        many there are.
+        """
         first = int(np.searchsorted(self.starts, start, "right")) - 1
         last = int(np.searchsorted(self.starts, end, "left"))
-        offsets = np.maximum(self.starts[first:last], start)
-        lengths = np.minimum(self.starts[first + 1 : last + 1], end) - offsets
-        chunks, holes = self.chunks[first:last], self.is_hole[first:last]
+        bounds = np.concatenate(([start], self.starts[first + 1 : last], [end]))
+        if len(cuts):
+            bounds = np.union1d(bounds, np.array(cuts, np.int64))
+        offsets, lengths = bounds[:-1], np.diff(bounds)
+        piece = np.searchsorted(self.starts, offsets, "right") - 1 if len(cuts) else slice(first, last)
+        chunks, holes = self.chunks[piece], self.is_hole[piece]
+        partial = np.flatnonzero((lengths < self.lengths[piece]) & ~holes)
         digests = chunks
-        whole = self.starts[first + 1 : last + 1] - self.starts[first:last]
-        partial = np.flatnonzero((lengths < whole) & ~holes)
+        if len(edges) != DIGEST_BYTES * partial.size:
+            raise Corrupt("a tensor does not say what its edges are")
         if partial.size:
-            if len(edges) != DIGEST_BYTES * partial.size:
-                raise Corrupt("a tensor does not say what its edges are")
             digests = chunks.copy()
             digests[partial] = np.frombuffer(edges, np.uint8).reshape(-1, DIGEST_BYTES)
         found = Parts(offsets, lengths, digests, chunks)
@@ -124,7 +130,7 @@ def decode_pieces(encoded: bytes) -> Pieces:
     starts = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     chunks = np.ascontiguousarray(rows["chunk"])
-    return Pieces(starts, chunks, np.equal(chunks.max(axis=1, initial=0), 0))
+    return Pieces(starts, np.diff(starts), chunks, np.equal(chunks.max(axis=1, initial=0), 0))
 
 
 def _with_zeros(parts: Parts, holes: NDArray[np.bool_]) -> Parts:

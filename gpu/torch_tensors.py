@@ -60,6 +60,7 @@ def described(name: str, value: object) -> Held | Unheld | None:
         local_shape=tuple(local.shape),
         offsets=offsets,
         owner=local,
+        ways=1 if distributed is None else _ways(distributed),
     )
 
 
@@ -81,6 +82,12 @@ def _offsets(whole: DTensor, local: torch.Tensor) -> tuple[int, ...] | Refusal:
     if part is None or tuple(part.sizes) != tuple(local.shape):
         return Refusal(Reason.COLUMN_SHARD, "this rank's part is no block of neighbours in the tensor")
     return tuple(part.offsets)
+
+
+def _ways(whole: DTensor) -> int:
+    """Among how many ranks its rows are divided; 1 if in another way than torch.chunk does it."""
+    sharded = [at for at, placement in enumerate(whole.placements) if not placement.is_replicate()]
+    return whole.device_mesh.size(sharded[0]) if len(sharded) == 1 else 1
 
 
 def _refusal(value: torch.Tensor) -> Refusal | None:

@@ -9,6 +9,7 @@ many of them.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -21,7 +22,7 @@ from ckptfs.gpu.expected import Expectation
 from ckptfs.gpu.extent_table import ExtentTable
 from ckptfs.gpu.extents import Hasher
 from ckptfs.gpu.hashers import hasher_for
-from ckptfs.gpu.held import Unheld
+from ckptfs.gpu.held import Held, Unheld
 from ckptfs.gpu.holding import held_tensors
 from ckptfs.gpu.matching import Matcher
 from ckptfs.gpu.report import BadRange, Reason, Refusal, Report, Status, TensorReport
@@ -44,10 +45,10 @@ def verify_tensors(
     hashers: Hashers = _with_torch,
 ) -> Report:
     """As `ckptfs.gpu.verify`; `hashers(device)` gives who hashes on a device, for a `with`."""
-    expectation = version if isinstance(version, Expectation) else expectation_of(version)
+    found = [*held_tensors(tensors)]
+    expectation = version if isinstance(version, Expectation) else expectation_of(version, _ways(found))
     started = time.monotonic()
     stored = stored_tensors(expectation)
-    found = [*held_tensors(tensors)]
     outcomes = claims_of(found, Matcher(stored, (one.name for one in found), prefix))
     claims = [one for one in outcomes if isinstance(one, Claim) and one.twin is None]
     bad = _hashed(claims, hashers)
@@ -62,6 +63,12 @@ def verify_tensors(
         hashed_bytes=sum(one.held.length for one in claims),
         elapsed_s=time.monotonic() - started,
     )
+
+
+def _ways(found: Iterable[Held | Unheld]) -> int:
+    """Among how many ranks most of the tensors are divided of which this one holds rows."""
+    counts = Counter(one.ways for one in found if isinstance(one, Held) and one.ways > 1)
+    return max(counts, key=lambda ways: counts[ways], default=1)
 
 
 def _hashed(claims: Sequence[Claim], hashers: Hashers) -> _BadRows:

@@ -195,7 +195,10 @@ def test_the_request_of_every_command(
         (("prove", f"{run}/x@3", "--tensor", "a b"), messages.Prove(path="/run/x@3", tensor="a b")),
         (("digest", f"{run}@1"), messages.Digest(path="/run@1")),
         (("expect", f"{run}@1"), messages.Expect(path="/run@1")),
-        (("expect", f"{run}/x@1", "--out", str(tmp_path / "expect")), messages.Expect(path="/run/x@1")),
+        (
+            ("expect", f"{run}/x@1", "--ways", "8", "--out", str(tmp_path / "expect")),
+            messages.Expect(path="/run/x@1", ways=8),
+        ),
         (("seal", f"{run}/x@1"), messages.Seal(path="/run/x@1")),
         (("keys", "list"), messages.Keys(path="/")),
         (("keys", "rotate"), messages.RotateKey(path="/")),

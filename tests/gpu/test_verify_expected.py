@@ -35,15 +35,17 @@ class Case:
     content: bytes
     recipe: Recipe
     cuts: list[int]
+    ways: int
 
     def file(self) -> ExpectedFile:
         """The content as one file, each stretch between two cuts a tensor."""
         tensors = []
         for start, end in zip(self.cuts, self.cuts[1:], strict=False):
-            edges = [digest(self.content[at : at + n]) for at, n in edges_of(self.recipe, start, end)]
-            name = f"t{start}"
-            tensors.append(ExpectedTensor(name, start, end - start, "U8", (end - start,), b"".join(edges)))
-        return ExpectedFile("a/model", "safetensors", self.recipe.encode(), tuple(tensors))
+            tensor = ExpectedTensor(f"t{start}", start, end - start, "U8", (end - start,))
+            found = edges_of(self.recipe, start, end, tensor.cuts(self.ways))
+            edges = b"".join(digest(self.content[at : at + n]) for at, n in found)
+            tensors.append(msgspec.structs.replace(tensor, edges=edges))
+        return ExpectedFile("a/model", "safetensors", self.recipe.encode(), tuple(tensors), ways=self.ways)
 
 
 @st.composite
@@ -56,7 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
         content += payload
         pieces.append(Piece(length, None if is_hole else digest(payload)))
     cuts = draw(st.sets(st.integers(0, len(content)), min_size=2, max_size=6))
-    return Case(content, Recipe(pieces), sorted(cuts))
+    return Case(content, Recipe(pieces), sorted(cuts), draw(st.integers(1, 5)))
 
 
 @given(cases())
@@ -73,6 +75,10 @@ def test_parts_tile_a_tensor_and_hash_to_its_bytes(case: Case) -> None:
             assert part.chunk == piece.chunk
             assert at <= case.recipe.start(index) + piece.length
         assert at == tensor.end
+        # Rows of one byte: the blocks of torch.chunk are made of whole parts.
+        block = -(-tensor.length // case.ways)
+        starts = {part.offset for part in file.parts_of(tensor)}
+        assert starts >= set(range(tensor.offset, tensor.end, block))
     whole = [*file.parts()]
     assert sum(part.length for part in whole) == len(case.content)
     assert all(digest(case.content[p.offset : p.offset + p.length]) == p.digest for p in whole)

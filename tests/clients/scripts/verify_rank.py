@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from ckptfs import gpu
+from ckptfs.gpu.asking import expectation_of
 
 SHAPES = {
     "aligned": (1024, 512),
@@ -56,11 +57,15 @@ def report(run: Path, mesh: DeviceMesh) -> dict[str, object]:
     partial = DTensor.from_local(torch.ones(300, 300), mesh, [Partial()])
     plain = gpu.verify({**state, "everywhere": partial}, f"{run}/whole.safetensors@latest")
     same = gpu.verify(state, f"{run}/dcp@latest")
+    # What was asked for nobody in particular does not know where these ranks' rows end.
+    anybody = gpu.verify(state, expectation_of(f"{run}/whole.safetensors@latest"))
     gathered = gpu.verify(whole_tensors(), f"{run}/dcp@latest")
-    local = state["aligned"].to_local()  # type: ignore[attr-defined]
-    local.view(torch.int32)[200, 7] ^= 1
+    for name, row in (("aligned", 200), ("unaligned", 499), ("uneven", 1)):
+        local = state[name].to_local()  # type: ignore[attr-defined]
+        local.view(torch.int32)[row, 7] ^= 1
     flipped = {name: gpu.verify(state, f"{run}/{name}@latest") for name in ("whole.safetensors", "dcp")}
-    reports = {"plain": plain, "same": same, "gathered": gathered, **flipped}
+    reports = {"plain": plain, "same": same, "gathered": gathered, "anybody": anybody}
+    reports |= flipped
     return {name: one.to_json()["tensors"] for name, one in reports.items()}
 
 
