@@ -123,7 +123,9 @@ def _rows(held: Held, stored: Stored) -> list[Wanted] | Refusal:
             last = int(np.searchsorted(parts.offsets, high + shift))
             ends_at = parts.offsets[last] if last < len(parts) else slab.tensor.end
             if first == len(parts) or parts.offsets[first] != low + shift or ends_at != high + shift:
-                sentence = f"bytes {start} to {stop} of it, no edge of a chunk; `ckptfs expect --ways N` is for N ranks"
+                sentence = (
+                    f"bytes {start} to {stop} of it, within chunks; `ckptfs expect --ways N` is for N ranks"
+                )
                 return Refusal(Reason.SHARD_EDGE, sentence)
             found.append(Wanted(slab.file.path, parts.between(first, last), shift + start))
         at += slab.tensor.length
