@@ -44,6 +44,13 @@ class Codec(IntEnum):
     """How a payload is encoded. A reader refuses a number that it does not know."""
 
     RAW = 0
+    ZSTD = 1
+    PLANES = 2
+    """Byte planes of the elements."""
+    DELTA = 3
+    """Byte planes of the differences to a parent of the same length."""
+    CAST = 4
+    """bfloat16 that is the cast of its float32 parents."""
 
 
 class LocationFlag(IntFlag):

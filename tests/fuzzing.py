@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 
 from ckptfs.daemon.config import parse_config
 from ckptfs.daemon.messages import Log, Publish, decode_reply, decode_request, encode_request, encode_result
+from ckptfs.store.codecs import Coder, Stored, decode_chunk, decode_header
 from ckptfs.store.dagcbor import decode_array_head, decode_node, decode_run
 from ckptfs.store.digests import decode_digests, decode_digests_record
-from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
+from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound, Unsupported
 from ckptfs.store.file_seal import decode_file_seal
 from ckptfs.store.formats import parse, probe_format
 from ckptfs.store.formats.bounded_json import TooLarge, parse_members
@@ -39,7 +40,7 @@ from ckptfs.store.gc import (
     references_of_published,
     references_of_tree,
 )
-from ckptfs.store.hashing import crc64
+from ckptfs.store.hashing import chunk_id, crc64
 from ckptfs.store.history import decode_mark, decode_unit, decode_version
 from ckptfs.store.history_mirror import version_of
 from ckptfs.store.history_scan import scan_history
@@ -124,6 +125,32 @@ def _layout(name: str) -> Decode:
     return decode
 
 
+def _encoded_chunk() -> Decode:
+    """What a row says is right (length, codec), and so are the parents; only the stored bytes are not."""
+    coder = Coder()
+    rows: dict[ChunkId, Stored] = {}
+    lengths: dict[int, ChunkId] = {}
+    for vector in vectors("encoded_chunk"):
+        lengths[vector["length"]] = ChunkId(bytes.fromhex(vector["id"]))
+        for parent in vector["parents"]:
+            plain = bytes.fromhex(parent["hex"])
+            rows[chunk_id(plain)] = Stored(0, len(plain), plain)
+
+    def decode(encoded: bytes) -> object:
+        header = decode_header(encoded)
+        chunk = lengths.get(header.length)
+        if chunk is None:
+            raise Corrupt("the row says another length")
+        own = Stored(header.codec, header.length, encoded)
+        # A KeyError is the absence of a parent, which the bytes decide.
+        try:
+            return decode_chunk(chunk, lambda asked: own if asked == chunk else rows[asked], coder)
+        except KeyError:
+            raise NotFound("no such parent") from None
+
+    return decode
+
+
 def _version_text(text: str) -> object:
     split_version(text)
     return resolve(text, (decode_version(_hex("history", "version")[0]),), {"good": 1})
@@ -152,6 +179,12 @@ def decoders() -> dict[str, Decoder]:
         "recipe": Decoder(decode_recipe, _hex("recipe")),
         "recipe marks": Decoder(marks_of_recipe, _hex("recipe")),
         "idx": Decoder(decode_idx, (encode_idx(index),), sealed=True),
+        "encoded chunk": Decoder(
+            _encoded_chunk(),
+            _hex("encoded_chunk"),
+            (Corrupt, Unsupported, NotFound),
+            sealed=True,
+        ),
         "location": Decoder(decode_location, (bytes(26), b"\xff" * 26)),
         "places": Decoder(lambda e: decode_places([chunk], [e]), (bytes(26), b"\xff" * 26)),
         "segment facts": Decoder(decode_facts, msgpack),

@@ -1,0 +1,22 @@
+"""Lossless codecs for tensor bytes: byte planes, differences to an earlier save, casts. Pure.
+
+One rule: what is returned for a chunk is the chunk, shown by its id, or Corrupt. FORMAT.md, "Encoded chunks",
+says what the stored bytes are.
+"""
+
+from ckptfs.store.codecs.chain import Stored, decode_chunk
+from ckptfs.store.codecs.encoded_chunk import MAX_DEPTH, Header, decode_header
+from ckptfs.store.codecs.encoding import Encoded, Parent, encode
+from ckptfs.store.codecs.entropy import Coder
+
+__all__ = [
+    "MAX_DEPTH",
+    "Coder",
+    "Encoded",
+    "Header",
+    "Parent",
+    "Stored",
+    "decode_chunk",
+    "decode_header",
+    "encode",
+]

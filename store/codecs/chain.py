@@ -1,0 +1,86 @@
+"""A chunk and the chunks that it was encoded against: decoded together, and shown to be right.
+
+One rule: what is returned hashes to the id that was asked for. A chain ends, whatever the stored bytes say: a
+parent's depth is less than its child's, and one answer costs at most MAX_CHUNKS chunks.
+
+Source: FORMAT.md, "Encoded chunks", "Depth".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ckptfs.store.codecs.decoding import decode
+from ckptfs.store.codecs.encoded_chunk import MAX_DEPTH, decode_header
+from ckptfs.store.codecs.entropy import Coder
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.hashing import Buffer, chunk_id
+from ckptfs.store.ids import ChunkId, cid_text
+from ckptfs.store.segment_format import Codec
+
+MAX_CHUNKS: Final = 2 * (MAX_DEPTH + 1)
+"""One cast, of two chunks, in a chain of the greatest depth takes as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is stored for a chunk, and what its row says: the codec and the length once decoded."""
+
+    codec: int
+    length: int
+    stored: Buffer
+
+
+Fetch = Callable[[ChunkId], Stored]
+"""Brings what is stored for a chunk, or its plain bytes as RAW if they are at hand; raises NotFound."""
+
+
+def decode_chunk(chunk: ChunkId, fetch: Fetch, coder: Coder) -> bytes:
+    """The plain bytes of `chunk`, verified against its id; Corrupt if they are not to be had.
+
+    Raises Unsupported if a later release encoded one of the chunks, and what `fetch` raises. Memory: the
+    plain bytes of the chunks on one way down the chain.
+    """
+    walk = _Walk(fetch, coder)
+    plain = bytes(walk.plain(chunk, MAX_DEPTH + 1))
+    got = chunk_id(plain)
+    if got != chunk:
+        parents = f" (decoded from {walk.taken} chunks)" if walk.taken > 1 else ""
+        raise Corrupt(f"chunk {cid_text(chunk)} decodes to other bytes{parents}", expected=chunk, got=got)
+    return plain
+
+
+class _Walk:
+    """One answer: how many chunks it has taken so far."""
+
+    __slots__ = ("_coder", "_fetch", "taken")
+
+    def __init__(self, fetch: Fetch, coder: Coder) -> None:
+        self._fetch = fetch
+        self._coder = coder
+        self.taken = 0
+
+    def plain(self, chunk: ChunkId, below: int) -> Buffer:
+        """The bytes of a chunk whose depth is less than `below`."""
+        self.taken += 1
+        if self.taken > MAX_CHUNKS:
+            raise Corrupt(f"the chain of chunk {cid_text(chunk)} has more than {MAX_CHUNKS} chunks")
+        found = self._fetch(chunk)
+        if found.codec == Codec.RAW:
+            if len(found.stored) != found.length:
+                raise Corrupt(
+                    f"raw chunk {cid_text(chunk)} has {len(found.stored)} bytes, not {found.length}"
+                )
+            return found.stored
+        header = decode_header(found.stored)
+        if header.codec != found.codec or header.length != found.length:
+            raise Corrupt(
+                f"chunk {cid_text(chunk)} is {header.length} bytes by codec {header.codec.name}; "
+                f"its row says {found.length} bytes by codec {found.codec}"
+            )
+        if header.depth >= below:
+            raise Corrupt(f"chunk {cid_text(chunk)} has depth {header.depth}, and its child's is {below}")
+        parents = [self.plain(parent, header.depth) for parent in header.parents]
+        return decode(found.stored, header, parents, self._coder)
