@@ -1,4 +1,4 @@
-"""Encode and decode: the chunk comes back, nothing stored is larger than it, a parent that helps is used."""
+"""Encode and decode: the chunk comes back, and a parent is used if less is stored with it."""
 
 from __future__ import annotations
 
