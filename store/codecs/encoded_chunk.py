@@ -9,6 +9,7 @@ Source: FORMAT.md, "Encoded chunks".
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,8 +41,8 @@ class Header:
     parents: tuple[ChunkId, ...] = ()
 
 
-def encode_chunk(header: Header, body: Buffer) -> bytes:
-    """The bytes that are stored for a chunk."""
+def encode_chunk(header: Header, body: Sequence[Buffer]) -> bytes:
+    """The bytes that are stored for a chunk; `body` comes in parts."""
     least, most = _PARENTS[header.codec]
     assert least <= len(header.parents) <= most and 1 <= header.length <= MAX_CHUNK_BYTES
     assert bool(header.parents) == bool(header.depth) and header.depth <= MAX_DEPTH
@@ -56,8 +57,12 @@ def encode_chunk(header: Header, body: Buffer) -> bytes:
         0,
         header.length,
     )
-    whole = b"".join((head, *header.parents, body))
-    return whole + _TRAILER.pack(crc64(whole))
+    # The checksum goes over the parts, so that they are copied once.
+    parts = [b"".join((head, *header.parents)), *body]
+    checksum = 0
+    for part in parts:
+        checksum = crc64(part, checksum)
+    return b"".join((*parts, _TRAILER.pack(checksum)))
 
 
 def decode_header(encoded: Buffer) -> Header:

@@ -25,7 +25,7 @@ from ckptfs.store.segment_format import Codec
 
 _RAW_ABOVE: Final = 0.985
 """A plane that does not get smaller than this stays as it is: it is decoded for nothing then."""
-_REPEATS_BYTES: Final = 1024
+_REPEATS_BYTES: Final = 4096
 """zstd's search is tried on tensors in which one of so many bytes begins a word that was met before."""
 _COUNTS: Final = np.arange(1 << 16, dtype=np.float32)
 _COUNTS[1:] *= np.log2(_COUNTS[1:])
@@ -73,7 +73,7 @@ def encode(
     if element is None or is_integer(element) or _repeats(payload):
         body = coder.searching(payload)
         if len(body) < len(payload):
-            found.append(Encoded(Codec.ZSTD, encode_chunk(Header(Codec.ZSTD, len(payload)), body)))
+            found.append(Encoded(Codec.ZSTD, encode_chunk(Header(Codec.ZSTD, len(payload)), [body])))
     return min(found, key=lambda one: len(one.stored))
 
 
@@ -110,7 +110,7 @@ def _cast(payload: Buffer, dtype: str | None, cast_of: Sequence[Parent]) -> Enco
             return None
         at += half
     ids = tuple(parent.chunk for parent in cast_of)
-    stored = encode_chunk(Header(Codec.CAST, len(payload), None, depth, ids), b"")
+    stored = encode_chunk(Header(Codec.CAST, len(payload), None, depth, ids), ())
     return Encoded(Codec.CAST, stored, depth, ids)
 
 
@@ -126,22 +126,21 @@ def _planes(payload: Buffer, element: Element, parent: Parent | None, coder: Cod
 
 
 def _helps(payload: Buffer, parent: Buffer, element: Element) -> bool:
-    """Whether the differences to the parent seem to take less room than the values."""
+    """Whether the differences to the parent seem to take less room than the values: by the bits that the
+    sampled planes take if each byte costs what its frequency in its plane says."""
     width, parameters = WIDTH[element], PARAMETERS[element]
-    with_parent = _bits(KERNELS.sample(payload, parent, width, parameters), width)
-    return with_parent < _bits(KERNELS.sample(payload, None, width, parameters), width)
-
-
-def _bits(sample: bytes, width: int) -> float:
-    """How many bits the sampled planes take when each byte costs what its frequency in its plane says."""
-    counts = np.frombuffer(sample, np.uint32).reshape(width, 256)
-    total = int(counts[0].sum())
-    bits = _COUNTS[total] - _COUNTS[counts].sum(axis=1)
+    samples = KERNELS.sample(payload, parent, width, parameters) + KERNELS.sample(
+        payload, None, width, parameters
+    )
+    counts = np.frombuffer(samples, np.uint32).reshape(2, width, 256)
+    total = int(counts[0, 0].sum())
+    bits = _COUNTS[total] - _COUNTS[counts].sum(axis=2)
     bits[bits > _RAW_ABOVE * 8 * total] = 8 * total
-    return float(bits.sum())
+    with_parent, alone = bits.sum(axis=1).tolist()
+    return bool(with_parent < alone)
 
 
-def _body(payload: Buffer, element: Element, parent: Buffer | None, coder: Coder) -> bytes:
+def _body(payload: Buffer, element: Element, parent: Buffer | None, coder: Coder) -> list[Buffer]:
     width = WIDTH[element]
     count = len(payload) // width
     values = memoryview(KERNELS.split(payload, parent, width, PARAMETERS[element]))
@@ -152,4 +151,4 @@ def _body(payload: Buffer, element: Element, parent: Buffer | None, coder: Coder
         frame = compress(plane)
         planes.append(frame if len(frame) <= _RAW_ABOVE * count else plane)
     lengths = struct.pack(f"<{width}I", *map(len, planes)) if planes else bytes(4 * width)
-    return b"".join((lengths, *planes, memoryview(payload)[width * count :]))
+    return [lengths, *planes, memoryview(payload)[width * count :]]

@@ -27,9 +27,9 @@ SIGN_MAGNITUDE = 2
 
 SAMPLE_RUN = 256
 SAMPLE_STRIDE = 8192
-WORD_STRIDE = 64
+WORD_STRIDE = 256
 _WORD_BYTES = 8
-_SLOT_SHIFT = np.uint64(51)
+_SLOT_SHIFT = np.uint64(53)
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 _Values = NDArray[np.integer[Any]]
@@ -82,7 +82,7 @@ def sample(source: Buffer, parent: Buffer | None, width: int, parameters: int) -
 
 
 def repeats(source: Buffer) -> int:
-    """Of the 8-byte words at every 64th byte, how many equal the one before in the same of 8192 slots."""
+    """Of the 8-byte words at every 256th byte, how many equal the one before in the same of 2048 slots."""
     words = np.frombuffer(source, np.uint8)
     count = max(0, (len(words) - _WORD_BYTES) // WORD_STRIDE + 1)
     at = np.arange(count)[:, None] * WORD_STRIDE + np.arange(_WORD_BYTES)

@@ -20,8 +20,8 @@
 #define MAX_WIDTH 8
 #define SAMPLE_RUN 256     /* elements looked at ... */
 #define SAMPLE_STRIDE 8192 /* ... of so many */
-#define WORD_STRIDE 64     /* bytes from one sampled word to the next */
-#define WORD_SLOTS 8192
+#define WORD_STRIDE 256    /* bytes from one sampled word to the next */
+#define WORD_SLOTS 2048
 
 /* Parameters of an element; the values are those of the numpy twin. */
 #define ROTATED 1
@@ -385,7 +385,7 @@ static long count_repeats(const uint8_t *source, Py_ssize_t length, uint64_t *sl
     slots[0] = 1;
     for (Py_ssize_t at = 0; at + 8 <= length; at += WORD_STRIDE) {
         uint64_t word = *(const any64 *)(source + at);
-        uint64_t *slot = &slots[(word * 0x9e3779b97f4a7c15u) >> 51];
+        uint64_t *slot = &slots[(word * 0x9e3779b97f4a7c15u) >> 53];
         repeats += *slot == word;
         *slot = word;
     }

@@ -45,7 +45,7 @@ def series(length: int) -> tuple[list[bytes], dict[ChunkId, Stored]]:
 def delta(parent: ChunkId, depth: int, length: int = 4) -> bytes:
     """An int8 chunk of zero difference to its parent."""
     body = length.to_bytes(4, "little") + bytes(length)
-    return encode_chunk(Header(Codec.DELTA, length, Element.INT8, depth, (parent,)), body)
+    return encode_chunk(Header(Codec.DELTA, length, Element.INT8, depth, (parent,)), [body])
 
 
 def test_a_chain_of_the_greatest_depth() -> None:
@@ -128,7 +128,7 @@ def test_casts_of_casts_end() -> None:
             return Stored(Codec.RAW, 4, bytes(4))
         below = ChunkId(bytes([depth - 1]) * 32)
         header = Header(Codec.CAST, 4, None, depth, (below, below))
-        return Stored(Codec.CAST, 4, encode_chunk(header, b""))
+        return Stored(Codec.CAST, 4, encode_chunk(header, ()))
 
     with pytest.raises(Corrupt, match=f"more than {MAX_CHUNKS}"):
         decode_chunk(ChunkId(bytes([MAX_DEPTH]) * 32), fetch, CODER)

@@ -70,7 +70,7 @@ def headers(draw: st.DrawFn) -> Header:
 
 @given(headers(), st.binary(max_size=50))
 def test_what_is_encoded_is_decoded(header: Header, body: bytes) -> None:
-    encoded = encode_chunk(header, body)
+    encoded = encode_chunk(header, [body[:7], body[7:]])
     assert decode_header(encoded) == header
     assert encoded[12 + 32 * len(header.parents) : -8] == body
 
@@ -81,7 +81,7 @@ def test_any_header_is_one_that_is_written_or_refused(encoded: bytes, is_reseale
         header = decode_header(resealed(encoded) if is_resealed and len(encoded) >= 8 else encoded)
     except (Corrupt, Unsupported):
         return
-    assert encode_chunk(header, encoded[12 + 32 * len(header.parents) : -8])[:-8] == encoded[:-8]
+    assert encode_chunk(header, [encoded[12 + 32 * len(header.parents) : -8]])[:-8] == encoded[:-8]
 
 
 @pytest.mark.parametrize("vector", GOLDEN, ids=lambda v: v["name"])
@@ -151,7 +151,7 @@ def test_a_frame_of_another_size_is_not_decompressed(size: int) -> None:
     frame = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + bytes(20)
     header = Header(Codec.ZSTD, 1 << 20)
     with pytest.raises(Corrupt, match="stands for"):
-        decode(encode_chunk(header, frame), header, (), CODER)
+        decode(encode_chunk(header, [frame]), header, (), CODER)
 
 
 @pytest.mark.parametrize(
