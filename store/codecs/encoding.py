@@ -19,6 +19,7 @@ from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element, element_of,
 from ckptfs.store.codecs.encoded_chunk import MAX_DEPTH, Header, encode_chunk
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.codecs.kernels import KERNELS
+from ckptfs.store.codecs.planes_twin import SAMPLE_RUN, SAMPLE_STRIDE
 from ckptfs.store.hashing import Buffer
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.segment_format import Codec
@@ -27,7 +28,9 @@ _RAW_ABOVE: Final = 0.985
 """A plane that does not get smaller than this stays as it is: it is decoded for nothing then."""
 _REPEATS_BYTES: Final = 4096
 """zstd's search is tried on tensors in which one of so many bytes begins a word that was met before."""
-_COUNTS: Final = np.arange(1 << 16, dtype=np.float32)
+_SAMPLED_BYTES: Final = 1 << 20
+"""What a parent is chosen by; chunks of tensors are shorter."""
+_COUNTS: Final = np.arange(_SAMPLED_BYTES // (SAMPLE_STRIDE // SAMPLE_RUN) + 1, dtype=np.float32)
 _COUNTS[1:] *= np.log2(_COUNTS[1:])
 
 
@@ -129,8 +132,9 @@ def _helps(payload: Buffer, parent: Buffer, element: Element) -> bool:
     """Whether the differences to the parent seem to take less room than the values: by the bits that the
     sampled planes take if each byte costs what its frequency in its plane says."""
     width, parameters = WIDTH[element], PARAMETERS[element]
-    samples = KERNELS.sample(payload, parent, width, parameters) + KERNELS.sample(
-        payload, None, width, parameters
+    first, second = memoryview(payload)[:_SAMPLED_BYTES], memoryview(parent)[:_SAMPLED_BYTES]
+    samples = KERNELS.sample(first, second, width, parameters) + KERNELS.sample(
+        first, None, width, parameters
     )
     counts = np.frombuffer(samples, np.uint32).reshape(2, width, 256)
     total = int(counts[0, 0].sum())

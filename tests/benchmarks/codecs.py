@@ -5,7 +5,7 @@
 FOLDER holds the series of tests/benchmarks/training.py (made first if it is empty). One rule: every chunk
 that is counted was decoded again, and compared with its id. Ratios are exact: logical bytes over stored
 payloads, each chunk cut, deduplicated and encoded as a store would, all of it history. Rates are medians of
-CPU time, with BLAKE3 over the same chunks in the same rounds beside them, which says how fast the machine was.
+CPU time, with BLAKE3 over the same chunks in the same rounds beside them: how fast the machine was.
 A figure that misses its goal is printed as missed.
 """
 

@@ -33,6 +33,7 @@ CONTEXT = 128
 BATCH = 16
 ADAMW_SAVES, LORA_SAVES, TRAINER_SAVES = 6, 4, 5
 _LORA_RANK = 8
+_FINETUNE_BATCH = 2
 _TEXT_BYTES = 12 << 20
 
 
@@ -148,11 +149,11 @@ def finetune(folder: Path, model: GPT2LMHeadModel, text: Tensor, gap: int) -> No
     """`trainer/`: the last saves of a full fine-tune by the HF Trainer, at the rate usual for one."""
     source = batches(text, 3)
     steps = 2 * gap * TRAINER_SAVES
-    excerpts = [row for _ in range(steps * 8 // BATCH + 1) for row in next(source)]
+    excerpts = [row for _ in range(steps * _FINETUNE_BATCH // BATCH + 1) for row in next(source)]
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=_FINETUNE_BATCH,
         learning_rate=2e-5,
         warmup_steps=5,
         save_steps=gap,

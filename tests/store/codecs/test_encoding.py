@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Parent, Stored, decode_chunk, encode
+from ckptfs.store.codecs import (
+    MAX_DEPTH,
+    Coder,
+    Encoded,
+    Parent,
+    Stored,
+    decode_chunk,
+    decoding,
+    encode,
+    encoding,
+)
+from ckptfs.store.codecs.kernels import TWIN
 from ckptfs.store.codecs.planes_twin import cast
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.formats.layout import DTYPE_BITS
@@ -70,6 +81,31 @@ def test_every_dtype_comes_back(kind: str, dtype: str | None) -> None:
         assert decoded(payload, encoded, () if parent is None else (parent,)) == payload
         if kind in ("zeros", "constant", "NaN", "repeated rows", "text"):
             assert len(encoded.stored) < len(payload) / 10, encoded.codec
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "I8", "I64", "F64"])
+def test_whichever_loops_the_same_is_stored_and_read(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine without a compiler stores is what any other does, and each reads the other's."""
+    found = {}
+    for kind, (payload, other) in kinds_of_input().items():
+        found[kind] = encode(payload, dtype, parent_of(other), (), CODER)
+    monkeypatch.setattr(encoding, "KERNELS", TWIN)
+    monkeypatch.setattr(decoding, "KERNELS", TWIN)
+    for kind, (payload, other) in kinds_of_input().items():
+        parent = parent_of(other)
+        assert encode(payload, dtype, parent, (), CODER) == found[kind]
+        assert decoded(payload, found[kind], (parent,)) == payload
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "I8", "I64", None])
+def test_chunks_longer_than_a_tensors_come_back(dtype: str | None) -> None:
+    """A recipe of many pieces is one chunk; zstd's window is shorter than it then."""
+    payload = Random(2).choices(range(60), k=(3 << 20) + 5)
+    long, before = bytes(payload), bytes(reversed(payload))
+    for parent in (None, parent_of(long[:-1] + b"!"), parent_of(before)):
+        encoded = encode(long, dtype, parent, (), CODER)
+        assert encoded.codec is not Codec.RAW
+        assert decoded(long, encoded, () if parent is None else (parent,)) == long
 
 
 @given(
