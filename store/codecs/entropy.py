@@ -12,6 +12,7 @@ from typing import Final
 
 import zstandard
 
+from ckptfs.store.codecs.kernels import huffman_frame
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import Buffer
 
@@ -47,7 +48,7 @@ class Coder:
 
     def huffman(self, plain: Buffer) -> bytes:
         """A frame of bytes that do not repeat but are not equally frequent."""
-        return self._huffman.compress(plain)
+        return huffman_frame(plain) or self._huffman.compress(plain)
 
     def searching(self, plain: Buffer) -> bytes:
         """A frame of bytes of any kind (level 3)."""

@@ -33,6 +33,15 @@ class Kernels(Protocol):
     def repeats(self, source: Buffer, /) -> int: ...
 
 
+def huffman_frame(source: Buffer) -> bytes:
+    """A zstd frame of Huffman codes alone; empty if zstd does better, or there is no native code.
+
+    It is another frame than zstd would make, and decodes to the same: how a frame was made is no part of the
+    format.
+    """
+    return b"" if _planes is None else _planes.huffman(source)
+
+
 TWIN: Kernels = planes_twin
 NATIVE: Kernels | None = _planes
 KERNELS: Kernels = TWIN if NATIVE is None else NATIVE

@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "huffman.h"
+
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "little-endian machines only; the numpy twin serves the others"
 #endif
@@ -410,6 +412,24 @@ static PyObject *repeats(PyObject *self, PyObject *args)
     return slots ? PyLong_FromLong(found) : PyErr_NoMemory();
 }
 
+static PyObject *huffman(PyObject *self, PyObject *args)
+{
+    Py_buffer source;
+    size_t length = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*:huffman", &source))
+        return NULL;
+    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)huffman_room((size_t)source.len));
+    if (result) {
+        Py_BEGIN_ALLOW_THREADS
+        length = huffman_frame(source.buf, (size_t)source.len, (uint8_t *)PyBytes_AS_STRING(result));
+        Py_END_ALLOW_THREADS
+        _PyBytes_Resize(&result, (Py_ssize_t)length);
+    }
+    PyBuffer_Release(&source);
+    return result;
+}
+
 static PyObject *use_loops(PyObject *self, PyObject *args)
 {
     const char *name;
@@ -435,6 +455,7 @@ static PyMethodDef methods[] = {
     {"cast", cast, METH_VARARGS, "cast(source): float32 as bfloat16."},
     {"sample", sample, METH_VARARGS, "sample(source, parent, width, parameters): counts of byte values."},
     {"repeats", repeats, METH_VARARGS, "repeats(source): how many sampled words occurred before."},
+    {"huffman", huffman, METH_VARARGS, "huffman(source): a zstd frame, or nothing if zstd does better."},
     {"use_loops", use_loops, METH_VARARGS, "use_loops(name): for tests; whether this CPU has them."},
     {NULL, NULL, 0, NULL},
 };
