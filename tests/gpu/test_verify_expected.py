@@ -178,6 +178,14 @@ def test_an_altered_answer_is_a_value_or_an_error_of_ours(case: Case, data: st.D
         pass
 
 
+@pytest.mark.parametrize("ways", [0, -1, 1 << 40])
+def test_a_number_of_ranks_that_is_none_is_refused(ways: int) -> None:
+    file = ExpectedFile("m", "safetensors", Recipe([]).encode(), (), ways=ways)
+    plain = encode_expectation(Expectation(unit="u", number=1, name="v", path=None, files=(file,)))
+    with pytest.raises(InvalidRequest):
+        parse_expectation(json.dumps(plain))
+
+
 def test_another_format_is_refused() -> None:
     plain = encode_expectation(Expectation(unit="u", number=1, name="v", path=None, files=()))
     assert isinstance(msgspec.json.encode(plain), bytes)

@@ -227,6 +227,9 @@ def test_a_device_that_is_not_there_is_one_line(shared: Mount, run: Path) -> Non
     assert code == 1 and "tpu:0 is no device" in text
     done = shared.cli("verify", "run", "--device", "cpu", "--store", str(shared.store), check=False)
     assert done.returncode == 1 and "leave out --store" in done.stderr
+    for ways in ("0", "65537"):
+        done = shared.cli("expect", str(run), "--ways", ways, check=False)
+        assert done.returncode == 1 and "among 1 to 65536 ranks" in done.stderr
     (shared.path / "plain").mkdir()
     (shared.path / "plain/x").write_text("x")
     shared.publish("plain")
