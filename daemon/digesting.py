@@ -261,6 +261,8 @@ class Digesting:
         except NotFound:
             return None
         except Corrupt as e:
+            if self._histories.version(record.unit, record.number) is None:
+                return None  # It was let go, and collected while it was being read.
             self._fail(due, recipe, e)
             path = os.fsdecode(saved.path)
             log.error("no digest of %s of %s in version %d: %s", path, self._name(record), record.number, e)

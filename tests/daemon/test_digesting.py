@@ -26,7 +26,7 @@ from ckptfs.store.frames import decode_frames
 from ckptfs.store.history import RecordKind, VersionRecord
 from ckptfs.store.history_log import history_path
 from ckptfs.store.ids import RecipeId, UnitId
-from ckptfs.store.index import Table
+from ckptfs.store.index import Change, Table
 from ckptfs.store.whole_files import WholeFiles
 
 MIB = 1 << 20
@@ -302,6 +302,30 @@ def test_a_version_that_was_forgotten_meanwhile_is_passed_over(world: World) -> 
     world.store.histories.forget(record.unit, record.number)
     world.catch_up()
     assert len(world.order) == 1
+
+
+def test_a_version_that_goes_while_it_is_read_is_no_error(
+    world: World, rng: random.Random, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The collector takes a chunk of it between two reads."""
+    record = world.publish(a=rng.randbytes(300_000))
+    world.publish(b=b"b")
+    recipe = world.recipe(record, "a")
+    chunk = next(iter(world.store.segments.read_recipe(recipe).chunks()))
+    whole = world.files.digests
+
+    async def collected(wanted: RecipeId, rest: Callable[[int], object]) -> FileDigests:
+        if wanted == recipe:
+            world.store.histories.forget(record.unit, record.number)
+            change = Change()
+            change.delete(Table.CHUNK, chunk)
+            world.store.index.apply(change)
+        return await whole(wanted, rest)  # type: ignore[arg-type]
+
+    world.files.digests = collected  # type: ignore[method-assign, assignment]
+    world.catch_up()
+    assert recipe in world.order and world.log.of(recipe) is None
+    assert not caplog.text
 
 
 def test_a_name_with_an_odd_character_is_written_as_sha256sum_does() -> None:
