@@ -8,62 +8,21 @@
  *
  * Where nine bytes of ten are the same, zstd is better: a Huffman code takes a bit for each, however many they are.
  *
- * Source: RFC 8878 (3.1.1 frames and blocks, 4.2 Huffman coding, 4.1 FSE, in which the code itself is written).
+ * Source: RFC 8878 (3.1.1 frames and blocks, 4.2 Huffman coding).
  */
 #include "huffman.h"
 
 #include <string.h>
 
+#include "bits.h"
+#include "huffman_code.h"
+
 #define MAX_BLOCK (128 * 1024)
 #define MIN_LENGTH 1024
-#define MAX_BITS 11
-#define SYMBOLS 256
-#define TABLE_LOG 6
-#define TABLE_SIZE (1 << TABLE_LOG)
-#define WEIGHTS (MAX_BITS + 1)
 #define FRAME_HEADER 9
-#define BLOCK_OVERHEAD 512 /* headers, the code, jump table, ends of streams, and room for whole words */
-
-typedef uint64_t any64 __attribute__((aligned(1), may_alias));
-
-/* ---- bits, the first one lowest --------------------------------------------------------------------- */
-
-struct bits {
-    uint64_t held;
-    unsigned count;
-    uint8_t *out;
-};
-
-static inline void put(struct bits *bits, uint64_t value, unsigned count)
-{
-    bits->held |= value << bits->count;
-    bits->count += count;
-}
-
-/* Writes whole bytes; up to 8 bytes behind them are overwritten. */
-static inline void flush(struct bits *bits)
-{
-    unsigned whole = bits->count >> 3;
-    *(any64 *)bits->out = bits->held;
-    bits->out += whole;
-    bits->held = whole == 8 ? 0 : bits->held >> (8 * whole);
-    bits->count &= 7;
-}
-
-/* The mark behind the last bit, from which a decoder begins. */
-static uint8_t *close_bits(struct bits *bits)
-{
-    put(bits, 1, 1);
-    flush(bits);
-    return bits->out + (bits->count > 0);
-}
+#define BLOCK_OVERHEAD (DESCRIPTION_ROOM + 200) /* headers, jump table, ends of streams, room for whole words */
 
 /* ---- the code --------------------------------------------------------------------------------------- */
-
-struct code {
-    uint8_t length[SYMBOLS]; /* of the code of each symbol, 0 for one that does not occur */
-    int longest, last;       /* the longest length, and the highest symbol that occurs */
-};
 
 /* In eight tables: an increment waits for the one before of the same counter, and most bytes are alike. */
 static __attribute__((noinline)) void count_bytes(const uint8_t *source, size_t length, uint32_t *counts)
@@ -175,146 +134,6 @@ static int make_code(const uint32_t *counts, struct code *code)
             code->longest = code->length[symbol];
     }
     return 0;
-}
-
-/* ---- how the code is written: weights, in FSE or in 4 bits each -------------------------------------- */
-
-/* Counts that sum up to TABLE_SIZE, none of those that occur 0. */
-static void normalise(const int *counts, int total, int *norm)
-{
-    int sum = 0, most = 0;
-    for (int weight = 0; weight < WEIGHTS; weight++) {
-        norm[weight] = counts[weight] ? counts[weight] * TABLE_SIZE / total : 0;
-        if (counts[weight] && !norm[weight])
-            norm[weight] = 1;
-        sum += norm[weight];
-        if (norm[weight] > norm[most])
-            most = weight;
-    }
-    for (; sum > TABLE_SIZE; sum--) {
-        for (int weight = 0; weight < WEIGHTS; weight++)
-            if (norm[weight] > norm[most])
-                most = weight;
-        norm[most]--;
-    }
-    norm[most] += TABLE_SIZE - sum;
-}
-
-static uint8_t *write_norm(const int *norm, uint8_t *out)
-{
-    struct bits bits = {0, 0, out};
-    int remaining = TABLE_SIZE + 1, threshold = TABLE_SIZE, width = TABLE_LOG + 1, was_zero = 0;
-    put(&bits, TABLE_LOG - 5, 4);
-    for (int weight = 0; weight < WEIGHTS && remaining > 1;) {
-        if (was_zero) {
-            int start = weight;
-            while (!norm[weight])
-                weight++;
-            for (; weight >= start + 3; start += 3)
-                put(&bits, 3, 2);
-            put(&bits, (uint64_t)(weight - start), 2);
-        }
-        int count = norm[weight++], most = 2 * threshold - 1 - remaining;
-        remaining -= count++;
-        was_zero = count == 1;
-        if (count >= threshold)
-            count += most;
-        put(&bits, (uint64_t)count, (unsigned)(width - (count < most)));
-        for (; remaining < threshold; threshold >>= 1)
-            width--;
-        flush(&bits);
-    }
-    flush(&bits);
-    return bits.out + (bits.count > 0);
-}
-
-struct fse {
-    uint16_t next[TABLE_SIZE];
-    int32_t find[WEIGHTS];
-    uint32_t bits[WEIGHTS];
-};
-
-static void build_fse(const int *norm, struct fse *fse)
-{
-    uint8_t spread[TABLE_SIZE];
-    int start[WEIGHTS], total = 0, position = 0;
-    for (int weight = 0; weight < WEIGHTS; weight++)
-        for (int n = 0; n < norm[weight]; n++) {
-            spread[position] = (uint8_t)weight;
-            position = (position + (TABLE_SIZE >> 1) + (TABLE_SIZE >> 3) + 3) & (TABLE_SIZE - 1);
-        }
-    for (int weight = 0; weight < WEIGHTS; weight++) {
-        int most = TABLE_LOG;
-        start[weight] = total;
-        for (int span = norm[weight] - 1; span > 1; span >>= 1)
-            most--;
-        fse->bits[weight] = ((uint32_t)most << 16) - ((uint32_t)norm[weight] << most);
-        fse->find[weight] = total - norm[weight];
-        total += norm[weight];
-    }
-    for (int at = 0; at < TABLE_SIZE; at++)
-        fse->next[start[spread[at]]++] = (uint16_t)(TABLE_SIZE + at);
-}
-
-static uint32_t first_state(const struct fse *fse, int weight)
-{
-    uint32_t count = (fse->bits[weight] + (1 << 15)) >> 16;
-    uint32_t value = (count << 16) - fse->bits[weight];
-    return fse->next[(int32_t)(value >> count) + fse->find[weight]];
-}
-
-static void encode_weight(struct bits *bits, const struct fse *fse, uint32_t *state, int weight)
-{
-    uint32_t count = (*state + fse->bits[weight]) >> 16;
-    put(bits, *state & ((1u << count) - 1), count);
-    *state = fse->next[(int32_t)(*state >> count) + fse->find[weight]];
-    flush(bits);
-}
-
-/* Two states take turns, from the last weight to the first. At least 3 weights, of at least 2 kinds. */
-static uint8_t *write_weights(const uint8_t *weights, int count, const int *norm, uint8_t *out)
-{
-    struct fse fse;
-    struct bits bits = {0, 0, write_norm(norm, out)};
-    uint32_t state[2];
-    build_fse(norm, &fse);
-    int at = count - 1;
-    state[at & 1] = first_state(&fse, weights[at]), at--;
-    state[at & 1] = first_state(&fse, weights[at]), at--;
-    for (; at >= 0; at--)
-        encode_weight(&bits, &fse, &state[at & 1], weights[at]);
-    for (int which = 1; which >= 0; which--) {
-        put(&bits, state[which] & (TABLE_SIZE - 1), TABLE_LOG);
-        flush(&bits);
-    }
-    return close_bits(&bits);
-}
-
-/* The code's description; NULL if it has none that is allowed. The last symbol's weight follows from the others. */
-static uint8_t *write_code(const struct code *code, uint8_t *out)
-{
-    uint8_t weights[SYMBOLS + 1];
-    int counts[WEIGHTS] = {0}, norm[WEIGHTS], kinds = 0;
-    for (int symbol = 0; symbol < code->last; symbol++) {
-        int length = code->length[symbol];
-        weights[symbol] = (uint8_t)(length ? code->longest + 1 - length : 0);
-        kinds += !counts[weights[symbol]]++;
-    }
-    weights[code->last] = 0;
-    if (kinds > 1 && code->last > 2) {
-        normalise(counts, code->last, norm);
-        uint8_t *end = write_weights(weights, code->last, norm, out + 1);
-        if (end - out - 1 < 128) {
-            *out = (uint8_t)(end - out - 1);
-            return end;
-        }
-    }
-    if (code->last > 128)
-        return NULL;
-    *out++ = (uint8_t)(127 + code->last);
-    for (int symbol = 0; symbol < code->last; symbol += 2)
-        *out++ = (uint8_t)(weights[symbol] << 4 | weights[symbol + 1]);
-    return out;
 }
 
 /* ---- literals, blocks, the frame --------------------------------------------------------------------- */
