@@ -353,7 +353,8 @@ class CommandPublishing:
 
     async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
         """As Publishing in service.py. Given up only when the daemon ends."""
-        record = await self.face.publisher.publish_now(top, Request("command", step))
+        with self.parts.cutters.hurried():
+            record = await self.face.publisher.publish_now(top, Request("command", step))
         if tag is not None:
             self.parts.histories.tag(record.unit, record.number, tag)
         return record

@@ -26,6 +26,7 @@ from ckptfs.store.ingest_job import Candidate, GrowingJob, Ingested, Outcome, Si
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.segments import Segments
+from ckptfs.store.spans import SpanCutter
 from ckptfs.store.staging import Staging
 
 __all__ = ["Candidate", "CommitFiles", "Ingest", "IngestReport", "Ingested"]
@@ -47,8 +48,11 @@ class Ingest:
         staging: Staging,
         *,
         now_ns: Callable[[], int] = time.time_ns,
+        cutter: SpanCutter | None = None,
     ) -> None:
+        """`cutter` cuts large files without holes; without one they are cut here like all others."""
         self._disk = disk
+        self._cutter = cutter
         self._segments = segments
         self._staging = staging
         self.reclaim = Reclaim(disk, index, segments)
@@ -65,7 +69,7 @@ class Ingest:
         stand, of the rest nothing is visible.
         """
         async with self._one_batch:
-            batch = Batch(self._disk, self._segments, self._staging, self._committer, commit)
+            batch = Batch(self._disk, self._segments, self._staging, self._committer, commit, self._cutter)
             await batch.run(candidates)
         return batch.report
 

@@ -24,6 +24,8 @@ from ckptfs.store.ingest_job import Candidate, Ingested, Job, Outcome
 from ckptfs.store.packing import Adoption, SyncFailed, adopt, copy_ranges
 from ckptfs.store.segment_format import Row
 from ckptfs.store.segments import Segments
+from ckptfs.store.span_run import SpanRun
+from ckptfs.store.spans import SpanCutter
 from ckptfs.store.staging import Staging, staging_path
 
 SMALL_FILE_BYTES = 128 * 1024
@@ -62,6 +64,7 @@ class Batch:
         staging: Staging,
         committer: Committer,
         commit_files: CommitFiles,
+        cutter: SpanCutter | None,
     ) -> None:
         self.report = IngestReport()
         self._disk = disk
@@ -69,6 +72,7 @@ class Batch:
         self._staging = staging
         self._committer = committer
         self._commit_files = commit_files
+        self._cutter = cutter
         self._done: list[Job] = []
         self._pack: Pack
 
@@ -188,6 +192,10 @@ class Batch:
 
     async def _new_rows(self, job: Job, held: set[ChunkId]) -> list[Row]:
         """Cut and hash the file; the chunks that the store lacks, at their offsets in the file."""
+        if self._cutter is not None and (spans := await trio.to_thread.run_sync(job.plan_spans)):
+            return await SpanRun(job, spans, self._cutter, self._committer.table, held).new_rows()
+        if job.outcome is not Outcome.RUNNING:
+            return []
         slab = Slab(CONTENT_WINDOW_BYTES, keep=False, step_bytes=_ADOPT_STEP_BYTES)
         seen: set[ChunkId] = set()
         rows: list[Row] = []

@@ -27,6 +27,7 @@ from ckptfs.store.recipe import Recipe
 from ckptfs.store.regions import plan_regions
 from ckptfs.store.segments import Segments
 from ckptfs.store.source import Ranges, Source, block_ranges
+from ckptfs.store.spans import LEAST_BYTES, Span, spans_of
 from ckptfs.store.staging import staging_path
 
 Sibling = Callable[[str], Reader | None]
@@ -92,6 +93,7 @@ class Job:
         self._disk = disk
         self._segments = segments
         self._source: Source | None = None
+        self._is_dense = False
         self._stamp = (0, 0)
 
     @property
@@ -105,7 +107,7 @@ class Job:
         try:
             self._open()
         except (OSError, CkptfsError) as e:
-            self._end_with(e)
+            self.end_with(e)
 
     def cut(self, slab: Slab) -> Iterator[None]:
         """Cut the file; pauses whenever the slab is full. Opens the file if need be."""
@@ -123,9 +125,41 @@ class Job:
                     break
             self._finish(cutter.pieces)
         except (OSError, CkptfsError) as e:
-            self._end_with(e)
+            self.end_with(e)
         if self.outcome is not Outcome.DONE:
             del slab.fresh[mark:]
+
+    def plan_spans(self) -> list[Span]:
+        """The spans of a large file without holes or a base, to be cut by others; empty for any other, which
+        `cut` cuts. Sets `outcome` if the file cannot be read."""
+        try:
+            if self._source is None:
+                self._open()
+            assert self._source is not None
+            if not self._is_dense or self.candidate.size < LEAST_BYTES:
+                return []
+            layout = parse(self._source, self.candidate.name, self._sibling())
+            return spans_of(plan_regions(self.candidate.size, layout))
+        except (OSError, CkptfsError) as e:
+            self.end_with(e)
+            return []
+
+    def finish_spans(self, pieces: Pieces) -> None:
+        """All spans are cut into `pieces`. Sets `outcome`."""
+        try:
+            self._finish(pieces)
+        except (OSError, CkptfsError) as e:
+            self.end_with(e)
+
+    def end_with(self, error: Exception) -> None:
+        """End the job because of what reading the file, or what it lies on, came to."""
+        self.error = error
+        if isinstance(error, Unavailable):
+            self.outcome = Outcome.BUSY
+        elif isinstance(error, FileNotFoundError):
+            self.outcome = Outcome.CANCELLED
+        else:
+            self.outcome = Outcome.FAILED
 
     def fail(self, error: Exception) -> None:
         """End the job for a reason that lies outside of it."""
@@ -150,6 +184,7 @@ class Job:
         if found.st_size != one.size:
             raise Unavailable("the file has another size than at its last close")
         sparse = one.base is not None or found.st_blocks * 512 < one.size
+        self._is_dense = not sparse
         extents = self._disk.data_extents(self.fd, one.size) if sparse else [(0, one.size)]
         self._source = self._make_source(block_ranges(extents, one.size))
 
@@ -195,15 +230,6 @@ class Job:
     def _unchanged(self) -> bool:
         found = self._disk.fstat(self.fd)
         return self._stamp == (found.st_size, found.st_mtime_ns)
-
-    def _end_with(self, error: Exception) -> None:
-        self.error = error
-        if isinstance(error, Unavailable):
-            self.outcome = Outcome.BUSY
-        elif isinstance(error, FileNotFoundError):
-            self.outcome = Outcome.CANCELLED
-        else:
-            self.outcome = Outcome.FAILED
 
 
 class GrowingJob(Job):

@@ -17,6 +17,7 @@ section 3.4).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -95,7 +96,12 @@ def cut_content(buffer: Buffer) -> list[int]:
 
     The buffer is only read, and not kept. The GIL is free while a cut point is looked for.
     """
-    return [chunk.length for chunk in _fastcdc().cut_buf(buffer)]
+    return [*cuts_of_content(buffer)]
+
+
+def cuts_of_content(buffer: Buffer) -> Iterator[int]:
+    """The same one by one, so that each chunk can be used before the next cut is looked for."""
+    return (chunk.length for chunk in _fastcdc().cut_buf(buffer))
 
 
 def _fastcdc() -> FastCDC:

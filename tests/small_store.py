@@ -18,6 +18,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.index import Change, Index
 from ckptfs.store.ingest import Candidate, Ingest, Ingested, IngestReport
 from ckptfs.store.segments import Segments
+from ckptfs.store.spans import SpanCutter
 from ckptfs.store.staging import Staging
 
 BLOCK_BYTES = 4096
@@ -30,6 +31,7 @@ class SmallStore:
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
         self.now_ns = 1_000 * DAY_NS
+        self._cutter: SpanCutter | None = None
         self.disk = disk if disk is not None else Disk(str(root))
         self._open()
 
@@ -37,7 +39,19 @@ class SmallStore:
         self.index = Index(self.disk)
         self.segments = Segments(self.disk, self.index)
         self.staging = Staging(self.disk, 1)
-        self.ingest = Ingest(self.disk, self.index, self.segments, self.staging, now_ns=lambda: self.now_ns)
+        self.ingest = Ingest(
+            self.disk,
+            self.index,
+            self.segments,
+            self.staging,
+            now_ns=lambda: self.now_ns,
+            cutter=self._cutter,
+        )
+
+    def cut_with(self, cutter: SpanCutter) -> None:
+        """Large files are cut by `cutter` from now on."""
+        self._cutter = cutter
+        self.reopen()
 
     def reopen(self) -> None:
         """As after a restart of the daemon: nothing is known to be verified."""

@@ -2,8 +2,8 @@
 
     ./dev bench [--mib 1268] [--rounds 9] [--chunks 10000000] [--only NAME]... [--folder DIR] [--out DIR]
 
-NAME is writing, reading, publishing, metadata, or one that sets up its places itself: scale (a large index),
-slow-disk (a store on a disk of 150 MB/s), peers (JuiceFS, S3QL, restic, borg).
+NAME is writing, reading, publishing, metadata, or one that sets up its places itself: ingest, scale (a large
+index), slow-disk (a store on a disk of 150 MB/s), peers (JuiceFS, S3QL, restic, borg).
 
 Each round runs every place once, in an order that changes, so that what the machine does meanwhile meets
 all of them alike; figures are medians of ratios within a round. Nothing here asserts. Keep the machine quiet.
@@ -25,6 +25,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import checkpoints
+import ingest
 import peers
 import places
 import report
@@ -36,6 +37,7 @@ from report import Figure
 
 SIDE_BY_SIDE = ("writing", "reading", "publishing", "metadata")
 ALONE: dict[str, Callable[[Asked], Iterator[Figure]]] = {
+    "ingest": ingest.figures,
     "scale": scale.figures,
     "slow-disk": slow_disk.figures,
     "peers": peers.figures,
@@ -270,8 +272,8 @@ def main() -> None:
                 figures.append(figure)
     options.out.mkdir(parents=True, exist_ok=True)
     report.save(figures, options.out / "figures.json")
-    report.draw(figures, options.out / "figures.png")
     report.show(figures)
+    report.draw(figures, options.out / "figures.png")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import kernelmounts
 from mounting import Mount
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -35,13 +36,17 @@ class Place:
     process: subprocess.Popen[bytes] | None = None
 
     def cpu_s(self) -> float:
-        """User and system time of the daemon so far."""
+        """User and system time so far of the daemon and the processes that it started."""
         if self.mount is not None:
             self.pid = self.mount.pid
         if not self.pid:
             return 0.0
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+        pids = [self.pid] if self.mount is None else kernelmounts.session_members(self.pid)
+        ticks = 0
+        for pid in pids:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / _TICKS_A_SECOND
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,107 @@
+"""Cutting one large file in spans, several at a time, and looking its chunks up in order.
+
+One rule: chunks are looked up in the order of the file, whichever span is cut first; so a file becomes the
+same rows whatever the speed of those who cut.
+
+Runs in the index thread. `_cuts` and `_is_cut` are filled by the lanes and read by `new_rows`, `_next` is
+shared by the lanes; all are tasks of one nursery, which ends with the run.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from ckptfs.store.chunk_table import ChunkTable
+from ckptfs.store.cutting import Fresh, Pieces
+from ckptfs.store.errors import CkptfsError
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.ingest_job import Job, Outcome
+from ckptfs.store.segment_format import Row
+from ckptfs.store.spans import Cuts, Joiner, Span, SpanCutter
+
+_CANCELLED_WITHIN_S = 0.02
+
+
+class SpanRun:
+    """One file's way through a SpanCutter. Used once."""
+
+    def __init__(
+        self, job: Job, spans: list[Span], cutter: SpanCutter, table: ChunkTable, held: set[ChunkId]
+    ) -> None:
+        self._job, self._spans, self._cutter, self._table, self._held = job, spans, cutter, table, held
+        self._next = 0
+        self._cuts: list[Cuts | None] = [None] * len(spans)
+        self._is_cut = [trio.Event() for _ in spans]
+        self._joiner, self._pieces = Joiner(), Pieces()
+        self._seen: set[ChunkId] = set()
+        self._rows: list[Row] = []
+        self._unreadable: Exception | None = None
+        self._failure: Exception | None = None
+
+    async def new_rows(self) -> list[Row]:
+        """The chunks that the store lacks, at their offsets in the file; sets the job's outcome.
+
+        Raises what looking them up raises."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(self._cutter.width, len(self._spans))):
+                nursery.start_soon(self._cut_next, nursery.cancel_scope)
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            try:
+                await self._join_all(nursery.cancel_scope)
+            except (OSError, CkptfsError) as e:
+                self._failure = e
+            nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+        if self._unreadable is not None:
+            self._job.end_with(self._unreadable)
+        elif self._job.stop:
+            self._job.outcome = Outcome.CANCELLED
+        else:
+            await trio.to_thread.run_sync(self._job.finish_spans, self._pieces)
+        return self._rows
+
+    async def _cut_next(self, run: trio.CancelScope) -> None:
+        """One lane: takes the next span as long as there is one."""
+        while self._next < len(self._spans):
+            number, self._next = self._next, self._next + 1
+            self._cuts[number] = await self._cut(self._spans[number], run)
+            self._is_cut[number].set()
+
+    async def _cut(self, span: Span, run: trio.CancelScope) -> Cuts:
+        try:
+            return await self._cutter.cut(self._job.fd, span)
+        except (OSError, CkptfsError) as e:
+            self._unreadable = self._unreadable or e
+            run.cancel()
+            await trio.sleep_forever()
+            raise AssertionError("a task of a cancelled run does not go on") from None
+
+    async def _watch(self, run: trio.CancelScope) -> None:
+        """A writer waits for a file until it is not read any more."""
+        while not self._job.candidate.cancelled():
+            await trio.sleep(_CANCELLED_WITHIN_S)
+        self._job.stop = True
+        run.cancel()
+
+    async def _join_all(self, run: trio.CancelScope) -> None:
+        for number, span in enumerate(self._spans):
+            await self._is_cut[number].wait()
+            cuts, self._cuts[number] = self._cuts[number], None
+            assert cuts is not None, "a span that is cut has cuts"
+            gap: Span | None = span
+            while gap is not None:
+                start = self._joiner.at
+                chunks, gap = self._joiner.add(span, cuts)
+                if gap is not None:
+                    chunks = self._joiner.bridge(await self._cut(gap, run), span, cuts)
+                await self._take(start, chunks)
+
+    async def _take(self, at: int, chunks: list[tuple[int, ChunkId]]) -> None:
+        fresh = []
+        for length, chunk in chunks:
+            self._pieces.add(length, chunk)
+            fresh.append(Fresh(chunk, at, length, b""))
+            at += length
+        new = await self._table.unknown(fresh, self._held, self._seen)
+        self._rows += [Row(one.chunk, one.offset, one.length, one.length) for one in new]

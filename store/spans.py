@@ -1,0 +1,142 @@
+"""A dense file divided into spans that are cut independently of each other, and their cuts put together.
+
+One rule: the chunks that come out are those that one pass over the file would have cut (`Cutter`),
+whatever the spans are; so how many take part changes speed and nothing else.
+
+A FIXED region is cut every so many bytes, so a span of it is cut as it is. Of a CONTENT region each span is
+cut as if a chunk began where the span begins. That is wrong at first, and right from the first cut on
+that the chunks before it lead to as well, because a cut depends on the bytes since the cut before alone
+(regions.py). So the chunks between are cut anew, a few per span, and the wrong ones are left out.
+
+Source: Xia et al., "P-Dedupe: exploiting parallelism in data deduplication system", NAS 2012 (cutting in
+sections whose borders are put right afterwards).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from ckptfs.store.hashing import chunk_id
+from ckptfs.store.ids import DIGEST_BYTES, ChunkId
+from ckptfs.store.regions import CHUNK_BYTES, CONTENT_MAX_BYTES, Mode, Region, cuts_of_content
+
+SPAN_BYTES = 16 << 20
+LEAST_BYTES = 8 << 20
+"""A shorter file is not worth the way to another process."""
+BRIDGE_BYTES = 2 * CONTENT_MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The chunks that begin in [offset, end) of a file, in a region that ends at `region_end`."""
+
+    offset: int
+    end: int
+    region_end: int
+    mode: Mode
+
+    @property
+    def limit(self) -> int:
+        """Up to where bytes are needed: the last chunk may reach behind the end."""
+        return self.end if self.mode is Mode.FIXED else min(self.region_end, self.end + CONTENT_MAX_BYTES)
+
+
+class Cuts:
+    """Consecutive chunks: their lengths, and their ids one behind the other."""
+
+    __slots__ = ("ids", "lengths", "offset")
+
+    def __init__(self, offset: int, lengths: array[int], ids: bytes) -> None:
+        assert len(ids) == DIGEST_BYTES * len(lengths)
+        self.offset = offset
+        self.lengths = lengths
+        self.ids = ids
+
+    def starts(self) -> Sequence[int]:
+        """Where each chunk begins, and where the last one ends."""
+        return list(accumulate(self.lengths, initial=self.offset))
+
+    def chunks(self, first: int = 0) -> Iterator[tuple[int, ChunkId]]:
+        """(length, id) from chunk number `first` on."""
+        for number in range(first, len(self.lengths)):
+            at = DIGEST_BYTES * number
+            yield self.lengths[number], ChunkId(self.ids[at : at + DIGEST_BYTES])
+
+
+class SpanCutter(Protocol):
+    """Cuts spans of a file, several at a time."""
+
+    @property
+    def width(self) -> int:
+        """How many spans it cuts at a time."""
+
+    async def cut(self, fd: int, span: Span) -> Cuts:
+        """The chunks of a span of the file that `fd` reads; Unavailable if the file became shorter,
+        OSError if it cannot be read."""
+
+
+def spans_of(regions: Sequence[Region], span_bytes: int = SPAN_BYTES) -> list[Span]:
+    """The spans of a file in order."""
+    assert span_bytes % CHUNK_BYTES == 0, "a span of a FIXED region holds whole chunks"
+    return [
+        Span(at, min(at + span_bytes, one.offset + one.length), one.offset + one.length, one.mode)
+        for one in regions
+        for at in range(one.offset, one.offset + one.length, span_bytes)
+    ]
+
+
+def cut_span(view: memoryview, span: Span) -> Cuts:
+    """Cut and hash the chunks of a span; `view` are the file's bytes in [span.offset, span.limit).
+
+    Each chunk is hashed while it is still in the processor's cache.
+    """
+    assert len(view) == span.limit - span.offset
+    lengths, ids, at, end = array("I"), bytearray(), 0, span.end - span.offset
+    if span.mode is Mode.FIXED:
+        for at in range(0, end, CHUNK_BYTES):
+            lengths.append(min(CHUNK_BYTES, end - at))
+            ids += chunk_id(view[at : at + CHUNK_BYTES])
+        return Cuts(span.offset, lengths, bytes(ids))
+    for length in cuts_of_content(view):
+        lengths.append(length)
+        ids += chunk_id(view[at : at + length])
+        at += length
+        if at >= end:
+            break
+    return Cuts(span.offset, lengths, bytes(ids))
+
+
+class Joiner:
+    """Puts the cuts of spans together in their order. `at` is how far the chunks are known."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def add(self, span: Span, cuts: Cuts) -> tuple[list[tuple[int, ChunkId]], Span | None]:
+        """(the chunks that follow, None), or ([], a span that has to be cut first and given to `bridge`)."""
+        if self.at >= span.end:
+            return [], None  # chunks from before reach over all of it
+        starts = cuts.starts()
+        try:
+            first = starts.index(self.at)
+        except ValueError:
+            assert span.mode is Mode.CONTENT, "spans of a FIXED region follow one another"
+            end = min(self.at + BRIDGE_BYTES, span.region_end)
+            return [], Span(self.at, end, span.region_end, span.mode)
+        self.at = starts[-1]
+        return list(cuts.chunks(first)), None
+
+    def bridge(self, gap: Cuts, span: Span, cuts: Cuts) -> list[tuple[int, ChunkId]]:
+        """The chunks in a gap up to the first cut that `cuts` has as well."""
+        starts = set(cuts.starts())
+        found: list[tuple[int, ChunkId]] = []
+        for length, chunk in gap.chunks():
+            if self.at in starts or self.at >= span.end:
+                break
+            found.append((length, chunk))
+            self.at += length
+        return found

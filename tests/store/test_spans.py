@@ -1,0 +1,93 @@
+"""store/spans.py: a file cut in spans has the chunks that one pass over it has, wherever the spans begin."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_store import random_bytes, safetensors
+
+from ckptfs.store.formats import parse
+from ckptfs.store.hashing import chunk_id
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.regions import (
+    CHUNK_BYTES,
+    CONTENT_MAX_BYTES,
+    Mode,
+    Region,
+    cut_content,
+    cut_fixed,
+    plan_regions,
+)
+from ckptfs.store.spans import Joiner, cut_span, spans_of
+
+Chunk = tuple[int, ChunkId]
+
+
+def in_one_pass(content: bytes, regions: list[Region]) -> list[Chunk]:
+    found, at = [], 0
+    for one in regions:
+        part = content[one.offset : one.offset + one.length]
+        for length in cut_fixed(one.length) if one.mode is Mode.FIXED else cut_content(part):
+            found.append((length, chunk_id(content[at : at + length])))
+            at += length
+    return found
+
+
+def in_spans(content: bytes, regions: list[Region], span_bytes: int) -> tuple[list[Chunk], int]:
+    """The chunks, and how many gaps had to be cut anew."""
+    view = memoryview(content)
+
+    joiner, found, gaps = Joiner(), [], 0
+    for span in spans_of(regions, span_bytes):
+        cuts = cut_span(view[span.offset : span.limit], span)
+        while True:
+            chunks, gap = joiner.add(span, cuts)
+            found += chunks
+            if gap is None:
+                break
+            gaps += 1
+            found += joiner.bridge(cut_span(view[gap.offset : gap.limit], gap), span, cuts)
+    return found, gaps
+
+
+@pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1, 3_000_000, 9_000_001])
+@pytest.mark.parametrize("spans", [1, 2, 4])
+def test_content_is_cut_as_in_one_pass(size: int, spans: int) -> None:
+    content = random_bytes(size, seed=size)
+    regions = plan_regions(size, None)
+    found, gaps = in_spans(content, regions, spans * CHUNK_BYTES)
+    assert found == in_one_pass(content, regions)
+    assert gaps > 0 or size <= spans * CHUNK_BYTES + CONTENT_MAX_BYTES
+
+
+def test_bytes_without_any_cut_of_their_own_are_cut_as_in_one_pass() -> None:
+    """Zeros have no cut before the longest chunk, so cuts that were begun elsewhere never meet."""
+    content = b"x" * 100_000 + bytes(5_000_000) + random_bytes(2_000_000)
+    regions = plan_regions(len(content), None)
+    assert in_spans(content, regions, 2 * CHUNK_BYTES)[0] == in_one_pass(content, regions)
+
+
+@given(
+    st.lists(st.integers(0, 700_000), min_size=1, max_size=4),
+    st.integers(0, 400_000),
+    st.sampled_from([1, 2, 3]),
+    st.integers(0, 99),
+)
+def test_files_with_tensors_are_cut_as_in_one_pass(
+    tensors: list[int], tail: int, spans: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    named = {f"t{n}": chance.randbytes(length // 4 * 4) for n, length in enumerate(tensors)}
+    content = safetensors(named) + chance.randbytes(tail)
+
+    class Reader:
+        size = len(content)
+
+        def pread(self, offset: int, length: int) -> bytes:
+            return content[offset : offset + length]
+
+    regions = plan_regions(len(content), parse(Reader(), "model.safetensors", None))
+    assert in_spans(content, regions, spans * CHUNK_BYTES)[0] == in_one_pass(content, regions)
