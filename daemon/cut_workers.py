@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 MOST_WORKERS = 4
 HURRIED_AFTER_S = 1.0
 GIVEN_UP_AFTER_S = 60.0
+_VAIN_STARTS = 3
 _END_S = 5.0
 _REPLY_BYTES = 1 << 20
 _LENGTH_BYTES = array("I").itemsize
@@ -51,6 +52,7 @@ class CutWorkers:
         self._all: list[Worker] = []
         self._killed: list[Worker] = []
         self._hurries = 0
+        self._vain_starts = 0
 
     async def cut(self, fd: int, span: Span) -> Cuts:
         """As SpanCutter."""
@@ -84,6 +86,8 @@ class CutWorkers:
         self._all, self._free, self._killed = [], [], []
 
     def _started(self) -> Worker | None:
+        if self._vain_starts >= _VAIN_STARTS:
+            return None
         self._killed = [worker for worker in self._killed if not worker.has_ended()]
         try:
             worker = Worker()
@@ -95,9 +99,13 @@ class CutWorkers:
 
     def _give_back(self, worker: Worker) -> None:
         if worker.is_waiting:
+            self._vain_starts = 0
             worker.set_idle(not self._hurries)
             self._free.append(worker)
         else:
+            self._vain_starts += worker.died_unheard
+            if self._vain_starts == _VAIN_STARTS:
+                log.error("processes to cut files in cannot be had; ingest goes on without, slower")
             # Left in the middle of a span, it would answer the next with the cuts of this one.
             worker.kill()
             self._all.remove(worker)
@@ -115,17 +123,20 @@ class CutWorkers:
 
 
 class Worker:
-    """One process. `is_waiting`: it is there, and has answered what it was asked."""
+    """One process. `is_waiting`: it is there, and has answered what it was asked. `died_unheard`: it was gone
+    before it ever answered."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "ckptfs.daemon.cut_worker"],
+                    # Never looked for below the working directory, which may lie in the mount.
+                    [sys.executable, "-P", "-m", "ckptfs.daemon.cut_worker"],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     cwd="/",
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 )
             except OSError:
                 ours.close()
@@ -133,7 +144,9 @@ class Worker:
         ours.setblocking(False)
         self._socket = ours
         self._is_idle = False
+        self._has_answered = False
         self.is_waiting = True
+        self.died_unheard = False
 
     async def cut(self, fd: int, span: Span) -> Cuts | None:
         """The cuts of a span; None if this process died or cannot read it."""
@@ -143,11 +156,12 @@ class Worker:
             socket.send_fds(self._socket, [request], [fd])
             reply = await self._reply()
         except OSError:
-            return None
+            reply = b""
         if not reply:
             log.warning("a process that cuts files has died or is stuck; its span is cut here")
+            self.died_unheard = not self._has_answered
             return None
-        self.is_waiting = True
+        self._has_answered = self.is_waiting = True
         return _decoded(reply, span)
 
     async def _reply(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def test_a_worker_that_died_is_done_without(workers: CutWorkers, fd: int) -> Non
         assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
         for pid in children():
             os.kill(pid, signal.SIGKILL)
+
+
+def test_workers_that_cannot_be_started_are_done_without(
+    workers: CutWorkers, fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    span = Span(0, SIZE, SIZE, Mode.FIXED)
+    for _ in range(5):
+        assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 3
 
 
 def test_a_file_that_became_shorter_is_unavailable(workers: CutWorkers, fd: int, tmp_path: Path) -> None:
