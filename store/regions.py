@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyfastcdc import FastCDC
 
-from ckptfs.store.formats import Layout
+if TYPE_CHECKING:  # a process that only cuts does without the parsers, and is there sooner
+    from ckptfs.store.formats import Layout
 
 Buffer = bytes | bytearray | memoryview
 

@@ -3,14 +3,16 @@
     ./dev bench --only ingest [--mib 1024] [--rounds 9]
 
 Two daemons on stores in memory, one held to a single core, take in turn a file of tensors and one that is
-cut by content; beside them the same bytes are hashed by BLAKE3 alone, in chunks of 256 KiB, on that one core.
-Then a writer on a file that stays open is measured while a large file of another unit is stored, and without.
+cut by content; beside them the same bytes are hashed by BLAKE3 alone, in chunks of 256 KiB, on that one
+core: from a mapping of the same file in the page cache, and from memory that has no page to be mapped. Then
+a writer on a file that stays open is measured while a large file of another unit is stored, and without.
 
 One rule: every round begins with an empty store, so nothing is ever known already.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import shutil
@@ -64,23 +66,28 @@ def _rates(asked: Asked, source: Path, payload: bytes, cores: list[int]) -> Iter
         for kind in _KINDS
         for place in places
     }
-    alone = Figure("BLAKE3 alone", "one core", data_bytes=len(payload))
+    alone = Figure("BLAKE3 alone, from a mapping", "one core", data_bytes=len(payload))
+    in_memory = Figure("BLAKE3 alone, from memory", "one core", data_bytes=len(payload))
     seconds = {key: Figure(f"{one.name}, beside BLAKE3", one.place) for key, one in found.items()}
     for _ in range(asked.rounds):
-        taken, cpu_s = _alone_s(payload, cores[:1])
-        alone.seconds.append(taken)
-        alone.client_cpu_s.append(cpu_s)
+        with _held_to(cores[:1]):
+            _hash_alone(in_memory, payload)
+            with _mapped(source / _KINDS["tensors"]) as view:
+                _hash_alone(alone, view)
         for place, some in places.items():
             for kind, name in _KINDS.items():
                 taken, cpu_s = _stored_s(asked.folder, source / name, some)
                 found[kind, place].seconds.append(len(payload) / 1e9 / taken)
                 found[kind, place].daemon_cpu_s.append(cpu_s)
                 seconds[kind, place].seconds.append(taken)
-    yield alone
+    yield from (alone, in_memory)
     found["content-defined", "one core"].goal = CONTENT_GB_S
     found["content-defined", "one core"].in_seconds = True
     yield from found.values()
     beside = seconds["tensors", "one core"]
+    yield Figure(
+        "ingest, tensors, beside BLAKE3 from memory", "one core", [*beside.seconds], [*in_memory.seconds]
+    )
     beside.native_s, beside.goal = [*alone.seconds], TENSORS
     yield beside
     if len(cores) > 1:
@@ -91,13 +98,21 @@ def _rates(asked: Asked, source: Path, payload: bytes, cores: list[int]) -> Iter
             yield several
 
 
-def _alone_s(payload: bytes, cores: list[int]) -> tuple[float, float]:
-    view = memoryview(payload)
-    with _held_to(cores):
-        cpu_s, began = time.process_time(), time.perf_counter()
-        for at in range(0, len(view), CHUNK_BYTES):
-            chunk_id(view[at : at + CHUNK_BYTES])
-        return time.perf_counter() - began, time.process_time() - cpu_s
+def _hash_alone(figure: Figure, content: bytes | memoryview) -> None:
+    cpu_s, began = time.process_time(), time.perf_counter()
+    view = memoryview(content)
+    for at in range(0, len(view), CHUNK_BYTES):
+        chunk_id(view[at : at + CHUNK_BYTES])
+    figure.seconds.append(time.perf_counter() - began)
+    figure.client_cpu_s.append(time.process_time() - cpu_s)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+        view = memoryview(mapping)
+        yield view
+        view.release()
 
 
 def _stored_s(folder: Path, source: Path, cores: list[int]) -> tuple[float, float]:
