@@ -13,12 +13,12 @@ Touched only by the index thread; hashing is done in worker threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import trio
 from msgspec.structs import replace
 
 from ckptfs.store.bad_chunks import find_bad
-from ckptfs.store.cutting import Fresh
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
@@ -36,6 +36,17 @@ NEXT_SEGMENT = b"next_segment"
 CHECK_AGE_NS = 7 * 24 * 3600 * 10**9
 CHECK_ONE_IN = 16
 _LOOKUPS_AT_ONCE = 512
+
+
+class Identified(Protocol):
+    """What has the id of a chunk."""
+
+    @property
+    def chunk(self) -> ChunkId:
+        """The id."""
+
+
+One = TypeVar("One", bound=Identified)
 
 
 class Putting:
@@ -62,14 +73,14 @@ class ChunkTable:
         self._unverified_hits = 0
         self._bad: set[ChunkId] = set()
 
-    async def unknown(self, fresh: Sequence[Fresh], held: set[ChunkId], seen: set[ChunkId]) -> list[Fresh]:
+    async def unknown(self, fresh: Sequence[One], held: set[ChunkId], seen: set[ChunkId]) -> list[One]:
         """Those of `fresh` that have to be stored, each once; they are added to `seen`.
 
         `seen` is what the caller has in hand and not committed yet. All ids are added to `held`,
         which is a pin. Other tasks run in between.
         """
-        new: list[Fresh] = []
-        checks: list[tuple[Fresh, Location]] = []
+        new: list[One] = []
+        checks: list[tuple[One, Location]] = []
         for start in range(0, len(fresh), _LOOKUPS_AT_ONCE):
             await trio.lowlevel.checkpoint()
             self._look_up(fresh[start : start + _LOOKUPS_AT_ONCE], held, seen, new, checks)
@@ -112,11 +123,11 @@ class ChunkTable:
 
     def _look_up(
         self,
-        fresh: Sequence[Fresh],
+        fresh: Sequence[One],
         held: set[ChunkId],
         seen: set[ChunkId],
-        new: list[Fresh],
-        checks: list[tuple[Fresh, Location]],
+        new: list[One],
+        checks: list[tuple[One, Location]],
     ) -> None:
         get, verified = self._index.get, self._segments.verified
         old: dict[int, bool] = {}
@@ -146,7 +157,7 @@ class ChunkTable:
         self._unverified_hits += 1
         return self._unverified_hits % CHECK_ONE_IN == 1
 
-    async def _bad_of(self, checks: list[tuple[Fresh, Location]], seen: set[ChunkId]) -> list[Fresh]:
+    async def _bad_of(self, checks: list[tuple[One, Location]], seen: set[ChunkId]) -> list[One]:
         """Hash the stored chunks; returns, each once, the fresh ones that heal a bad one."""
         suspects = {one.chunk: location for one, location in checks}
         bad = await trio.to_thread.run_sync(find_bad, self._disk, list(suspects.items()))

@@ -90,6 +90,12 @@ class Pieces:
         self._ids += chunk
         self.data_bytes += length
 
+    def extend(self, lengths: array[int], ids: bytes) -> None:
+        """Chunks follow, their ids one behind the other."""
+        self._lengths.fromlist(lengths.tolist())
+        self._ids += ids
+        self.data_bytes += sum(lengths)
+
     def add_hole(self, length: int) -> None:
         """Zeros follow; they join a hole right before."""
         if self._lengths and self._ids.endswith(HOLE):

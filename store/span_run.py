@@ -12,9 +12,9 @@ from __future__ import annotations
 import trio
 
 from ckptfs.store.chunk_table import ChunkTable
-from ckptfs.store.cutting import Fresh, Pieces
+from ckptfs.store.cutting import Pieces
 from ckptfs.store.errors import CkptfsError
-from ckptfs.store.ids import ChunkId
+from ckptfs.store.ids import DIGEST_BYTES, ChunkId
 from ckptfs.store.ingest_job import Job, Outcome
 from ckptfs.store.segment_format import Row
 from ckptfs.store.spans import Cuts, Joiner, Span, SpanCutter
@@ -91,17 +91,16 @@ class SpanRun:
             assert cuts is not None, "a span that is cut has cuts"
             gap: Span | None = span
             while gap is not None:
-                start = self._joiner.at
-                chunks, gap = self._joiner.add(span, cuts)
+                following, gap = self._joiner.add(span, cuts)
                 if gap is not None:
-                    chunks = self._joiner.bridge(await self._cut(gap, run), span, cuts)
-                await self._take(start, chunks)
+                    following = self._joiner.bridge(await self._cut(gap, run), span, cuts)
+                await self._take(following)
 
-    async def _take(self, at: int, chunks: list[tuple[int, ChunkId]]) -> None:
-        fresh = []
-        for length, chunk in chunks:
-            self._pieces.add(length, chunk)
-            fresh.append(Fresh(chunk, at, length, b""))
+    async def _take(self, cuts: Cuts) -> None:
+        self._pieces.extend(cuts.lengths, cuts.ids)
+        ids, at, rows = cuts.ids, cuts.offset, []
+        for number, length in enumerate(cuts.lengths):
+            chunk = ChunkId(ids[DIGEST_BYTES * number : DIGEST_BYTES * (number + 1)])
+            rows.append(Row(chunk, at, length, length))
             at += length
-        new = await self._table.unknown(fresh, self._held, self._seen)
-        self._rows += [Row(one.chunk, one.offset, one.length, one.length) for one in new]
+        self._rows += await self._table.unknown(rows, self._held, self._seen)

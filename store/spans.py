@@ -15,13 +15,13 @@ sections whose borders are put right afterwards).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 from ckptfs.store.hashing import chunk_id
-from ckptfs.store.ids import DIGEST_BYTES, ChunkId
+from ckptfs.store.ids import DIGEST_BYTES
 from ckptfs.store.regions import CHUNK_BYTES, CONTENT_MAX_BYTES, Mode, Region, cuts_of_content
 
 SPAN_BYTES = 16 << 20
@@ -60,11 +60,11 @@ class Cuts:
         """Where each chunk begins, and where the last one ends."""
         return list(accumulate(self.lengths, initial=self.offset))
 
-    def chunks(self, first: int = 0) -> Iterator[tuple[int, ChunkId]]:
-        """(length, id) from chunk number `first` on."""
-        for number in range(first, len(self.lengths)):
-            at = DIGEST_BYTES * number
-            yield self.lengths[number], ChunkId(self.ids[at : at + DIGEST_BYTES])
+    def part(self, numbers: range) -> Cuts:
+        """Only the chunks with these numbers, which follow one another."""
+        before = self.lengths[: numbers.start]
+        ids = self.ids[DIGEST_BYTES * numbers.start : DIGEST_BYTES * numbers.stop]
+        return Cuts(self.offset + sum(before), self.lengths[numbers.start : numbers.stop], ids)
 
 
 class SpanCutter(Protocol):
@@ -116,27 +116,25 @@ class Joiner:
     def __init__(self) -> None:
         self.at = 0
 
-    def add(self, span: Span, cuts: Cuts) -> tuple[list[tuple[int, ChunkId]], Span | None]:
-        """(the chunks that follow, None), or ([], a span that has to be cut first and given to `bridge`)."""
+    def add(self, span: Span, cuts: Cuts) -> tuple[Cuts, Span | None]:
+        """(what follows, None), or (nothing, a span that has to be cut first and given to `bridge`)."""
+        nothing = cuts.part(range(0))
         if self.at >= span.end:
-            return [], None  # chunks from before reach over all of it
+            return nothing, None  # chunks from before reach over all of it
         starts = cuts.starts()
         try:
             first = starts.index(self.at)
         except ValueError:
             assert span.mode is Mode.CONTENT, "spans of a FIXED region follow one another"
             end = min(self.at + BRIDGE_BYTES, span.region_end)
-            return [], Span(self.at, end, span.region_end, span.mode)
+            return nothing, Span(self.at, end, span.region_end, span.mode)
         self.at = starts[-1]
-        return list(cuts.chunks(first)), None
+        return cuts.part(range(first, len(cuts.lengths))), None
 
-    def bridge(self, gap: Cuts, span: Span, cuts: Cuts) -> list[tuple[int, ChunkId]]:
+    def bridge(self, gap: Cuts, span: Span, cuts: Cuts) -> Cuts:
         """The chunks in a gap up to the first cut that `cuts` has as well."""
-        starts = set(cuts.starts())
-        found: list[tuple[int, ChunkId]] = []
-        for length, chunk in gap.chunks():
-            if self.at in starts or self.at >= span.end:
-                break
-            found.append((length, chunk))
-            self.at += length
-        return found
+        starts, number = set(cuts.starts()), 0
+        while number < len(gap.lengths) and self.at < span.end and self.at not in starts:
+            self.at += gap.lengths[number]
+            number += 1
+        return gap.part(range(number))

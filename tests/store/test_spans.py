@@ -44,12 +44,16 @@ def in_spans(content: bytes, regions: list[Region], span_bytes: int) -> tuple[li
     for span in spans_of(regions, span_bytes):
         cuts = cut_span(view[span.offset : span.limit], span)
         while True:
-            chunks, gap = joiner.add(span, cuts)
-            found += chunks
+            part, gap = joiner.add(span, cuts)
+            if gap is not None:
+                gaps += 1
+                part = joiner.bridge(cut_span(view[gap.offset : gap.limit], gap), span, cuts)
+            assert not part.lengths or part.offset == sum(length for length, _ in found)
+            found += [
+                (length, ChunkId(part.ids[32 * at : 32 * at + 32])) for at, length in enumerate(part.lengths)
+            ]
             if gap is None:
                 break
-            gaps += 1
-            found += joiner.bridge(cut_span(view[gap.offset : gap.limit], gap), span, cuts)
     return found, gaps
 
 
