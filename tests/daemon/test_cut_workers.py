@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+from kernelmounts import poll
 from small_store import SmallStore, memory_or, random_bytes, safetensors
 
 from ckptfs.daemon.cut_workers import CutWorkers
@@ -31,11 +33,13 @@ def workers(tmp_path: Path) -> Iterator[CutWorkers]:
     assert children() == set()
 
 
-def children() -> set[int]:
+def children(parent: int | None = None) -> set[int]:
+    """The processes that cut files of this process, or of another one."""
+    wanted = f"PPid:\t{parent if parent is not None else os.getpid()}\n"
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            is_ours = f"PPid:\t{os.getpid()}\n" in (entry / "status").read_text()
+            is_ours = wanted in (entry / "status").read_text()
             if is_ours and b"cut_worker" in (entry / "cmdline").read_bytes():
                 found.add(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
@@ -100,6 +104,29 @@ def test_workers_that_cannot_be_started_are_done_without(
         assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
     assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
     assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 3
+
+
+CUTTING = """
+import os, sys, time, trio
+from ckptfs.daemon.cut_workers import CutWorkers
+from ckptfs.store.disk import Disk
+from ckptfs.store.regions import Mode
+from ckptfs.store.spans import Span
+trio.run(CutWorkers(Disk("/")).cut, os.open(sys.argv[1], os.O_RDONLY), Span(0, 1, 1, Mode.FIXED))
+print("cut", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_do_not_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    command = [sys.executable, "-c", CUTTING, str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == b"cut\n"
+        (worker,) = children(daemon.pid)
+        daemon.kill()
+    assert poll(lambda: not Path(f"/proc/{worker}").exists(), 20)
 
 
 def test_a_file_that_became_shorter_is_unavailable(workers: CutWorkers, fd: int, tmp_path: Path) -> None:
