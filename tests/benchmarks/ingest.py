@@ -123,16 +123,16 @@ def _stored_s(folder: Path, source: Path, cores: list[int]) -> tuple[float, floa
             for unit in ("first", "run"):  # the first starts what is started when it is needed
                 (place.path / unit).mkdir()
             (place.path / "first" / "file").write_bytes(random.randbytes(_FIRST_BYTES))
-            _publish(place.mount, "first")
+            publish_now(place.mount, "first")
             shutil.copyfile(source, place.path / "run" / source.name)
             cpu_s, began = place.cpu_s(), time.perf_counter()
-            _publish(place.mount, "run")
+            publish_now(place.mount, "run")
             return time.perf_counter() - began, place.cpu_s() - cpu_s
     finally:
         shutil.rmtree(folder / "ckptfs-auto", ignore_errors=True)
 
 
-def _publish(mount: Mount, unit: str) -> None:
+def publish_now(mount: Mount, unit: str) -> None:
     """As `ckptfs publish` does, without the start of a process."""
     with ControlClient(socket_path(str(mount.path), os.geteuid()), os.geteuid()) as client:
         client.ask(Publish(path=f"/{unit}"))
