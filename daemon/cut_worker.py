@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+from contextlib import suppress
 
 from ckptfs.store.regions import Mode
 from ckptfs.store.spans import Span, cut_span
@@ -28,7 +29,8 @@ machine's byte order."""
 def main() -> None:
     """Serve until the other side has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon
-    with socket.socket(fileno=0) as asked:
+    with socket.socket(fileno=0) as asked, suppress(OSError):  # it has gone
+        asked.send(REPLY.pack(0))  # ready
         while True:
             request, files, _, _ = socket.recv_fds(asked, REQUEST.size, 1)
             if len(request) != REQUEST.size or len(files) != 1:
@@ -37,10 +39,7 @@ def main() -> None:
                 reply = _answer(request, files[0])
             finally:
                 os.close(files[0])
-            try:
-                asked.send(reply)
-            except OSError:
-                return
+            asked.send(reply)
 
 
 def _answer(request: bytes, fd: int) -> bytes:

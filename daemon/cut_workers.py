@@ -32,6 +32,7 @@ MOST_WORKERS = 4
 HURRIED_AFTER_S = 1.0
 GIVEN_UP_AFTER_S = 60.0
 _VAIN_STARTS = 3
+_POLL_S = 0.01
 _END_S = 5.0
 _REPLY_BYTES = 1 << 20
 _LENGTH_BYTES = array("I").itemsize
@@ -50,6 +51,7 @@ class CutWorkers:
         self._limiter = trio.CapacityLimiter(self.width)
         self._free: list[Worker] = []
         self._all: list[Worker] = []
+        self._starting: list[Worker] = []
         self._killed: list[Worker] = []
         self._hurries = 0
         self._vain_starts = 0
@@ -57,8 +59,7 @@ class CutWorkers:
     async def cut(self, fd: int, span: Span) -> Cuts:
         """As SpanCutter."""
         async with self._limiter:
-            worker = self._free.pop() if self._free else self._started()
-            cuts = None
+            worker, cuts = self._taken(), None
             if worker is not None:
                 try:
                     cuts = await worker.cut(fd, span)
@@ -83,19 +84,46 @@ class CutWorkers:
             worker.kill()
         for worker in [*self._all, *self._killed]:
             worker.wait()
-        self._all, self._free, self._killed = [], [], []
+        self._all, self._free, self._starting, self._killed = [], [], [], []
 
-    def _started(self) -> Worker | None:
-        if self._vain_starts >= _VAIN_STARTS:
-            return None
+    async def prepare(self) -> None:
+        """Start all workers, and wait until they are ready or cannot be had."""
+        while len(self._free) < self.width and self._vain_starts < _VAIN_STARTS:
+            if (worker := self._taken()) is not None:
+                self._free.append(worker)
+            await trio.sleep(_POLL_S)
+
+    def _taken(self) -> Worker | None:
+        """A worker; None while there is none that waits, and one more is then started. Nobody waits for its
+        start: what is stored first is what a disk that is nearly full waits for."""
+        for worker in [one for one in self._starting if one.is_ready() or one.has_ended()]:
+            self._starting.remove(worker)
+            if worker.is_waiting:
+                self._free.append(worker)
+                continue
+            self._kill(worker)
+            self._vain_starts += 1
+            if self._vain_starts == _VAIN_STARTS:
+                log.error("processes to cut files in cannot be had; ingest goes on without, slower")
+        if len(self._all) < self.width and self._vain_starts < _VAIN_STARTS:
+            self._start()
+        return self._free.pop() if self._free else None
+
+    def _start(self) -> None:
         self._killed = [worker for worker in self._killed if not worker.has_ended()]
         try:
             worker = Worker()
         except OSError as e:
             log.warning("no process to cut files in can be started: %s", e)
-            return None
+            self._vain_starts += 1
+            return
         self._all.append(worker)
-        return worker
+        self._starting.append(worker)
+
+    def _kill(self, worker: Worker) -> None:
+        worker.kill()
+        self._all.remove(worker)
+        self._killed.append(worker)
 
     def _give_back(self, worker: Worker) -> None:
         if worker.is_waiting:
@@ -103,13 +131,8 @@ class CutWorkers:
             worker.set_idle(not self._hurries)
             self._free.append(worker)
         else:
-            self._vain_starts += worker.died_unheard
-            if self._vain_starts == _VAIN_STARTS:
-                log.error("processes to cut files in cannot be had; ingest goes on without, slower")
             # Left in the middle of a span, it would answer the next with the cuts of this one.
-            worker.kill()
-            self._all.remove(worker)
-            self._killed.append(worker)
+            self._kill(worker)
 
     def _set_priorities(self) -> None:
         for worker in self._all:
@@ -123,8 +146,7 @@ class CutWorkers:
 
 
 class Worker:
-    """One process. `is_waiting`: it is there, and has answered what it was asked. `died_unheard`: it was gone
-    before it ever answered."""
+    """One process."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -144,13 +166,24 @@ class Worker:
         ours.setblocking(False)
         self._socket = ours
         self._is_idle = False
-        self._has_answered = False
-        self.is_waiting = True
-        self.died_unheard = False
+        self._is_waiting = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has answered what it was asked."""
+        return self._is_waiting
+
+    def is_ready(self) -> bool:
+        """Whether one that was started has said that it is ready."""
+        try:
+            self._is_waiting = bool(self._socket.recv(_REPLY_BYTES))
+        except OSError:
+            pass  # not yet, or it is gone
+        return self._is_waiting
 
     async def cut(self, fd: int, span: Span) -> Cuts | None:
         """The cuts of a span; None if this process died or cannot read it."""
-        self.is_waiting = False
+        self._is_waiting = False
         request = REQUEST.pack(span.offset, span.end, span.region_end, MODES.index(span.mode))
         try:
             socket.send_fds(self._socket, [request], [fd])
@@ -159,9 +192,8 @@ class Worker:
             reply = b""
         if not reply:
             log.warning("a process that cuts files has died or is stuck; its span is cut here")
-            self.died_unheard = not self._has_answered
             return None
-        self._has_answered = self.is_waiting = True
+        self._is_waiting = True
         return _decoded(reply, span)
 
     async def _reply(self) -> bytes:

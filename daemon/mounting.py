@@ -226,11 +226,13 @@ class Mount:
 
     async def make_room(self, wanted_bytes: int) -> bool:
         """The disk is full for a writer: True if a second try makes sense."""
-        return await self._keeper.make_room(wanted_bytes)
+        with self._parts.cutters.hurried():
+            return await self._keeper.make_room(wanted_bytes)
 
     async def before_writing(self) -> None:
         """A file is about to be opened for writing."""
-        await self._keeper.before_writing()
+        with self._parts.cutters.hurried():
+            await self._keeper.before_writing()
 
     def space(self) -> Space:
         """What statfs shows."""

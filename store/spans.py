@@ -25,7 +25,7 @@ from ckptfs.store.ids import DIGEST_BYTES
 from ckptfs.store.regions import CHUNK_BYTES, CONTENT_MAX_BYTES, Mode, Region, cuts_of_content
 
 SPAN_BYTES = 16 << 20
-LEAST_BYTES = 8 << 20
+LEAST_BYTES = 32 << 20
 """A shorter file is not worth the way to another process."""
 BRIDGE_BYTES = 2 * CONTENT_MAX_BYTES
 
