@@ -69,7 +69,8 @@ def test_a_mapped_safetensors_file_stays_readable_after_it_was_removed(
 def test_a_mapped_safetensors_file_that_is_saved_over(
     quick_mount: Mount, client: Client, torch_client: Client, tmp_path: Path, rng: random.Random
 ) -> None:
-    """0.8 renames: the old reader keeps the old tensors. 0.7 overwrites what is mapped: it gets the new ones.
+    """0.8 renames: the old reader keeps the old tensors. 0.7 overwrites what is mapped: it gets the new ones,
+    or, where the kernel reads the stored file by itself, keeps the old ones, as after a rename.
 
     Who opens the file anew sees the new ones. The same calls in a plain directory say what is right.
     """
@@ -91,7 +92,10 @@ def test_a_mapped_safetensors_file_that_is_saved_over(
             wait_until_recoverable(quick_mount, "run", Save.of(folder, path.name))
             quick_mount.wait_until_ingested()
         seen.append(torch_client.call("held_step", path=str(path), steps=[1, 2], **state))
-    assert seen == ([2, 2] if client is not torch_client else [1, 1])
+    ours, hosts = seen
+    assert hosts == (2 if client is not torch_client else 1)
+    kernel_may_read = quick_mount.facts("status", str(quick_mount.path))["write_path"] == "passthrough"
+    assert ours == hosts or (kernel_may_read and ours == 1)
     assert_all_recoverable(quick_mount, "run", [old])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from asking import DAEMON
+from kernelmounts import poll
 from mounting import Mount
 from small_store import safetensors
 
@@ -161,6 +162,7 @@ def test_a_damaged_segment_and_what_a_scrub_found(mount: Mount) -> None:
     with segment.open("r+b") as file:
         file.write(b"damaged!" * 4)
     mount.cli("scrub", str(mount.path), check=False)
+    poll(lambda: any((mount.store / "quarantine").glob("*.seg")), 30)
     said = problems(doctor(mount))
     assert "damaged" in said["scrub"] and "copies of damaged segments" in said["kept aside"]
 
