@@ -37,6 +37,14 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
+def _key_of(config: str | None) -> str:
+    if config is None:
+        return ""
+    from ckptfs.daemon.config import load_config
+
+    return load_config(config).key
+
+
 def prove(
     path: Annotated[str, typer.Argument(metavar="PATH@VERSION", help="A file in a version.")],
     tensor: Annotated[
@@ -58,11 +66,9 @@ def prove(
     """
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
-    from ckptfs.daemon.config import load_config
     from ckptfs.store.proof import Json, decode_proof, encode_proof
 
-    key = load_config(config).key
-    with opened(path, store, key) as (source, inner), progress_shown("prove") as on_progress:
+    with opened(path, store, _key_of(config)) as (source, inner), progress_shown("prove") as on_progress:
         answer = source.ask(messages.Prove(path=inner, tensor=tensor), on_progress)
     encoded = encode_proof(cast(Json, answer))
     proof = decode_proof(encoded)
