@@ -227,6 +227,9 @@ static uint8_t *write_block(const uint8_t *source, size_t length, int is_last, u
         stream = end;
     }
     *stream++ = 0; /* no sequences */
+    /* With the description of the code it may be no shorter after all, and a longer block is no block. */
+    if ((size_t)(stream - literals) >= length)
+        return NULL;
     uint64_t size = (uint64_t)(stream - 1 - tree);
     uint64_t header = 2 | 3 << 2 | (uint64_t)length << 4 | size << 22;
     memcpy(literals, &header, 5);
@@ -255,5 +258,5 @@ size_t huffman_frame(const uint8_t *source, size_t length, uint8_t *target)
         if (!out)
             return 0;
     }
-    return (size_t)(out - target);
+    return (size_t)(out - target) < length ? (size_t)(out - target) : 0;
 }

@@ -41,6 +41,13 @@ def check(plain: bytes) -> bytes:
     return frame
 
 
+@pytest.mark.parametrize("symbols", [150, 191, 201, 230, 256])
+@pytest.mark.parametrize("length", [1024, 1025, 1500, BLOCK + 1024, BLOCK + 1100])
+def test_a_code_whose_description_is_as_long_as_what_it_saves(symbols: int, length: int) -> None:
+    for seed in range(20):
+        check(drawn(seed, length, symbols, 0.0))
+
+
 @given(
     seed=st.integers(0, 1 << 32),
     length=st.integers(1000, 3000)
