@@ -26,7 +26,7 @@ from ckptfs.store.segment_files import MAX_OFFSET, Bad, SegmentFiles
 from ckptfs.store.segment_format import BLOCK_BYTES, Codec
 
 _SMALL_BYTES = 256 << 10
-_WINDOW_BYTES = 8 << 20
+_WINDOW_BYTES = 1 << 20
 
 
 def find_bad(disk: Disk, suspects: Iterable[Suspect]) -> list[Bad]:

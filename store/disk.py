@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
+from ckptfs.store.mapped_file import MappedFile
 
 BLOCK_BYTES = 4096
 _FALLOC_KEEP_SIZE = 0x01
@@ -48,52 +48,6 @@ def _libc(name: str, *arguments: type) -> Callable[..., int]:
     call.argtypes = arguments
     call.restype = ctypes.c_int
     return call  # type: ignore[no-any-return]
-
-
-_mlock = _libc("mlock", ctypes.c_void_p, ctypes.c_size_t)
-_munlock = _libc("munlock", ctypes.c_void_p, ctypes.c_size_t)
-
-
-class MappedFile:
-    """Bytes of a file, mapped for reading. Belongs to one thread at a time.
-
-    Touching a page that the disk does not give would be a SIGBUS, so what is handed out was loaded and
-    cannot be evicted (mlock(2); it costs a twentieth of hashing it).
-    """
-
-    __slots__ = ("_address", "_locked", "_mmap", "_start", "_view")
-
-    def __init__(self, fd: int, length: int, offset: int) -> None:
-        skip = offset % mmap.ALLOCATIONGRANULARITY
-        try:
-            self._mmap = mmap.mmap(fd, skip + length, prot=mmap.PROT_READ, offset=offset - skip)
-        except ValueError as e:
-            raise OSError(errno.EFAULT, f"a file ends before byte {offset + length}") from e
-        self._start = offset - skip
-        self._locked = (0, 0)
-        self._view = memoryview(self._mmap)
-        self._address: int = np.frombuffer(self._view, np.uint8).ctypes.data
-
-    def loaded(self, length: int, offset: int) -> memoryview:
-        """`length` bytes from byte `offset` of the file, which lie in this mapping, with their pages in
-        memory until the next call or `close`; to be released before either.
-
-        OSError: the disk does not give them, or this process may not lock so much (ENOMEM, EAGAIN).
-        """
-        at = offset - self._start
-        page = at - at % mmap.PAGESIZE
-        _munlock(self._address + self._locked[0], self._locked[1])
-        self._locked = (page, at + length - page)
-        # It takes the GIL away from nobody while the disk is read.
-        if _mlock(self._address + page, at + length - page) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return self._view[at : at + length]
-
-    def close(self) -> None:
-        """Unmap."""
-        self._view.release()
-        self._mmap.close()
 
 
 class ShortWrite(OSError):

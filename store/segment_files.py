@@ -12,10 +12,11 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckptfs.store.disk import Disk, MappedFile
+from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place, Unsupported
 from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.ids import ChunkId, cid_text
+from ckptfs.store.mapped_file import MappedFile
 from ckptfs.store.one_bit import mended
 from ckptfs.store.segment_format import Codec, Location, SegmentIndex, decode_idx, segment_paths
 

@@ -35,8 +35,9 @@ from disklog import (
 from diskmodel import BLOCK_BYTES, Image
 
 from ckptfs.store import layout
-from ckptfs.store.disk import Disk, MappedFile, ShortWrite
+from ckptfs.store.disk import Disk, ShortWrite
 from ckptfs.store.index import INDEX_PATH, Index
+from ckptfs.store.mapped_file import MappedFile
 
 SET_ASIDE_BYTES = 1 << 18
 _SECOND_LIFE = 1 << 32

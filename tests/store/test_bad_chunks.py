@@ -16,11 +16,12 @@ from small_store import BLOCK_BYTES, SmallStore, memory_or, random_bytes, safete
 
 from ckptfs.store import bad_chunks
 from ckptfs.store.bad_chunks import find_bad
-from ckptfs.store.disk import Disk, MappedFile
+from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Table
+from ckptfs.store.mapped_file import MappedFile
 from ckptfs.store.places import Suspect, decode_places, places_of
 from ckptfs.store.segment_files import Bad, SegmentFiles
 from ckptfs.store.segment_format import Location, decode_location, encode_location, segment_paths
