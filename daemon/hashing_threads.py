@@ -17,7 +17,8 @@ from typing import Generic, TypeVar
 
 import trio
 
-from ckptfs.store.bad_chunks import find_bad_places
+from ckptfs.daemon.hashing_processes import HashingProcesses
+from ckptfs.store.bad_chunks import PlaceHasher, find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.places import Places
@@ -40,9 +41,17 @@ class Hashed(Generic[Job]):
 class HashingThreads(Generic[Job]):
     """Checks places for one request. Belongs to a task of the index thread, but for `_waiting`."""
 
-    def __init__(self, disk: Disk, limiter: trio.CapacityLimiter, nursery: trio.Nursery) -> None:
-        """`limiter` bounds the threads of all requests together; the threads' tasks live in `nursery`."""
+    def __init__(
+        self,
+        disk: Disk,
+        limiter: trio.CapacityLimiter,
+        nursery: trio.Nursery,
+        processes: HashingProcesses | None,
+    ) -> None:
+        """`limiter` bounds the threads of all requests together; the threads' tasks live in `nursery`. A
+        thread has one of the `processes` hash, if there are some."""
         self._disk = disk
+        self._processes = processes
         self._limiter = limiter
         self._nursery = nursery
         self._waiting: deque[tuple[Job, Places]] = deque()
@@ -66,14 +75,26 @@ class HashingThreads(Generic[Job]):
     async def _keep_one(self) -> None:
         try:
             while self._waiting:
-                await trio.to_thread.run_sync(self._work, limiter=self._limiter, abandon_on_cancel=True)
+                await self._take_turn()
         except trio.Cancelled:
             self._waiting.clear()
             raise
         finally:
             self._threads -= 1
 
-    def _work(self) -> None:
+    async def _take_turn(self) -> None:
+        processes = self._processes
+        worker = None if processes is None else processes.lend()
+        try:
+            await trio.to_thread.run_sync(self._work, worker, limiter=self._limiter, abandon_on_cancel=True)
+        except trio.Cancelled:
+            if processes is not None and worker is not None:
+                processes.abandon(worker)
+            raise
+        if processes is not None and worker is not None:
+            processes.take_back(worker)
+
+    def _work(self, hasher: PlaceHasher | None) -> None:
         """In the worker thread: one batch after the other."""
         until = time.monotonic() + _TURN_S
         while self._waiting and time.monotonic() < until:
@@ -82,7 +103,7 @@ class HashingThreads(Generic[Job]):
             except IndexError:
                 return  # another thread was faster
             try:
-                found = Hashed(job, places, find_bad_places(self._disk, places))
+                found = Hashed(job, places, find_bad_places(self._disk, places, hasher))
             except (CkptfsError, OSError) as e:
                 found = Hashed(job, places, [], e)
             self._token.run_sync_soon(self._send.send_nowait, found)

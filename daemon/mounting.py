@@ -226,12 +226,12 @@ class Mount:
 
     async def make_room(self, wanted_bytes: int) -> bool:
         """The disk is full for a writer: True if a second try makes sense."""
-        with self._parts.cutters.hurried():
+        with self._parts.processes.hurried():
             return await self._keeper.make_room(wanted_bytes)
 
     async def before_writing(self) -> None:
         """A file is about to be opened for writing."""
-        with self._parts.cutters.hurried():
+        with self._parts.processes.hurried():
             await self._keeper.before_writing()
 
     def space(self) -> Space:
@@ -282,6 +282,7 @@ class Mount:
             face.units.is_top,
             self._facts,
             parts.keyring,
+            parts.processes,
         )
         rights = Rights(
             face.namespace,
@@ -355,7 +356,7 @@ class CommandPublishing:
 
     async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
         """As Publishing in service.py. Given up only when the daemon ends."""
-        with self.parts.cutters.hurried():
+        with self.parts.processes.hurried():
             record = await self.face.publisher.publish_now(top, Request("command", step))
         if tag is not None:
             self.parts.histories.tag(record.unit, record.number, tag)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from ckptfs.daemon.cut_workers import CutWorkers
+from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
 from ckptfs.store.histories import Histories
@@ -47,7 +47,7 @@ class OpenStore:
     ingest: Ingest
     histories: Histories
     keyring: Keyring
-    cutters: CutWorkers
+    processes: HashingProcesses
 
 
 @contextmanager
@@ -81,10 +81,10 @@ def opened_store(
         staging = Staging(disk, _first_staging_number(index))
         report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
         log.info("recovery: %s", report)
-        cutters = CutWorkers(disk)
-        stack.callback(cutters.close)
-        ingest = Ingest(disk, index, segments, staging, cutter=cutters)
-        yield OpenStore(disk, index, staging, segments, ingest, histories, keyring, cutters)
+        processes = HashingProcesses(disk)
+        stack.callback(processes.close)
+        ingest = Ingest(disk, index, segments, staging, cutter=processes)
+        yield OpenStore(disk, index, staging, segments, ingest, histories, keyring, processes)
 
 
 def _close_index(index: Index) -> None:

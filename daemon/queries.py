@@ -20,6 +20,7 @@ import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.diffing import Differ
+from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, way_into
 from ckptfs.daemon.usage import UsageCount, nothing_there
@@ -69,8 +70,11 @@ class Queries:
         is_unit_top: Callable[[int], bool],
         facts: Callable[[], Awaitable[Facts]],
         keyring: Keyring,
+        processes: HashingProcesses | None = None,
     ) -> None:
+        """`processes` take part in verifying, if there are some."""
         self._disk = disk
+        self._processes = processes
         self._namespace = namespace
         self._segments = segments
         self._histories = histories
@@ -173,7 +177,7 @@ class Queries:
     async def verify(self, address: Address, report: Report) -> Json:
         """Hash every chunk of a version (the latest, if none is named) again."""
         record = self._addresses.record(address)
-        verifier = Verifier(self._disk, self._segments, self._limiter, report)
+        verifier = Verifier(self._disk, self._segments, self._limiter, report, self._processes)
         total_bytes = record.logical_bytes if address.is_whole else 0
         verdict = await verifier.check(record.top, address.inner, total_bytes)
         return {

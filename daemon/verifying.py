@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import trio
 
+from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.daemon.hashing_threads import Hashed, HashingThreads
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
@@ -104,12 +105,20 @@ class Verdict:
 class Verifier:
     """One verification. Its tasks belong to the index thread, and only `check` waits for them."""
 
-    def __init__(self, disk: Disk, segments: Segments, limiter: trio.CapacityLimiter, report: Report) -> None:
-        """`limiter` bounds the worker threads of all verifications together."""
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        limiter: trio.CapacityLimiter,
+        report: Report,
+        processes: HashingProcesses | None = None,
+    ) -> None:
+        """`limiter` bounds the worker threads of all verifications together; `processes` hash for them."""
         self._top: Entry | None = None
         self._disk = disk
         self._segments = segments
         self._limiter = limiter
+        self._processes = processes
         self._report = report
         self._most_in_flight = 2 * int(limiter.total_tokens)
         self._in_flight = trio.Semaphore(self._most_in_flight)
@@ -133,7 +142,7 @@ class Verifier:
         if len(way) <= len(inner):
             raise NotFound(f"this version has no {os.fsdecode(b'/'.join(inner))}")
         async with trio.open_nursery() as nursery:
-            self._threads = HashingThreads(self._disk, self._limiter, nursery)
+            self._threads = HashingThreads(self._disk, self._limiter, nursery, self._processes)
             nursery.start_soon(self._take_results, self._threads.results)
             try:
                 await self._walk(Saved(b"/".join(inner), way[-1]))

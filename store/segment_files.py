@@ -139,6 +139,10 @@ class SegmentFiles:
                 return False
             raise
 
+    def descriptor(self, location: Location) -> int:
+        """The open file in which a payload lies; it stays open until the next call of anything here."""
+        return self._fd_of((location.segment, location.in_idx))
+
     def loaded(self, location: Location, length: int) -> memoryview | None:
         """`length` bytes from where a payload begins, as `MappedFile.loaded` gives them; None if it does not.
         To be released before the next call.

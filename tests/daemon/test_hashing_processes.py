@@ -1,4 +1,4 @@
-"""daemon/cut_workers.py: other processes cut files as they are cut here, and one that dies costs nothing."""
+"""daemon/hashing_processes.py: others cut and hash as it is done here, and one that dies costs nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,25 @@ import trio
 from kernelmounts import poll
 from small_store import SmallStore, memory_or, random_bytes, safetensors
 
-from ckptfs.daemon.cut_workers import CutWorkers
+from ckptfs.daemon.hashing_processes import HashingProcesses
+from ckptfs.daemon.hashing_worker import Worker
+from ckptfs.store.bad_chunks import find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Unavailable
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import Table
 from ckptfs.store.ingest import Candidate, IngestReport
+from ckptfs.store.places import Places
 from ckptfs.store.regions import Mode, plan_regions
+from ckptfs.store.segment_format import Location, segment_paths
 from ckptfs.store.spans import LEAST_BYTES, SPAN_BYTES, Cuts, Span, cut_span, spans_of
 
 SIZE = 3_000_000
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[CutWorkers]:
-    cutters = CutWorkers(Disk(str(tmp_path)))
+def workers(tmp_path: Path) -> Iterator[HashingProcesses]:
+    cutters = HashingProcesses(Disk(str(tmp_path)))
     cutters.width = 2
     trio.run(cutters.prepare)
     assert len(children()) == 2
@@ -45,7 +52,7 @@ def children(parent: int | None = None) -> set[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             is_ours = wanted in (entry / "status").read_text()
-            if is_ours and b"cut_worker" in (entry / "cmdline").read_bytes():
+            if is_ours and b"hashing_process" in (entry / "cmdline").read_bytes():
                 found.add(int(entry.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
@@ -70,12 +77,12 @@ def seen(cuts: Cuts) -> tuple[int, list[int], bytes]:
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_a_span_is_cut_as_here(workers: CutWorkers, fd: int, mode: Mode) -> None:
+def test_a_span_is_cut_as_here(workers: HashingProcesses, fd: int, mode: Mode) -> None:
     span = Span(4097, 2_000_001, SIZE, mode)
     assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
 
 
-def test_several_spans_at_a_time(workers: CutWorkers, fd: int) -> None:
+def test_several_spans_at_a_time(workers: HashingProcesses, fd: int) -> None:
     spans = spans_of(plan_regions(SIZE, None), 256 << 10)
     found: dict[int, object] = {}
 
@@ -92,7 +99,7 @@ def test_several_spans_at_a_time(workers: CutWorkers, fd: int) -> None:
     assert len(children()) == 2
 
 
-def test_a_worker_that_died_is_done_without(workers: CutWorkers, fd: int) -> None:
+def test_a_worker_that_died_is_done_without(workers: HashingProcesses, fd: int) -> None:
     span = Span(0, SIZE, SIZE, Mode.CONTENT)
     for _ in range(3):
         assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
@@ -104,7 +111,7 @@ def test_workers_that_cannot_be_started_are_done_without(
     tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    workers = CutWorkers(Disk(str(tmp_path)))
+    workers = HashingProcesses(Disk(str(tmp_path)))
     trio.run(workers.prepare)
     span = Span(0, SIZE, SIZE, Mode.FIXED)
     for _ in range(2):
@@ -114,7 +121,7 @@ def test_workers_that_cannot_be_started_are_done_without(
 
 
 def test_nobody_waits_for_the_start_of_a_worker(tmp_path: Path, fd: int) -> None:
-    workers, span = CutWorkers(Disk(str(tmp_path))), Span(0, SIZE, SIZE, Mode.CONTENT)
+    workers, span = HashingProcesses(Disk(str(tmp_path))), Span(0, SIZE, SIZE, Mode.CONTENT)
     assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
     workers.close()
 
@@ -122,7 +129,7 @@ def test_nobody_waits_for_the_start_of_a_worker(tmp_path: Path, fd: int) -> None
 def test_a_worker_that_nobody_heard_ends_without_a_word() -> None:
     """Its first message is never read, so the end of the other side is a reset for it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "ckptfs.daemon.cut_worker"]
+    command = [sys.executable, "-m", "ckptfs.daemon.hashing_process"]
     with theirs, subprocess.Popen(command, stdin=theirs.fileno(), stderr=subprocess.PIPE) as worker:
         assert select.select([ours], [], [], 20) == ([ours], [], [])
         ours.close()
@@ -132,11 +139,11 @@ def test_a_worker_that_nobody_heard_ends_without_a_word() -> None:
 
 CUTTING = """
 import os, sys, time, trio
-from ckptfs.daemon.cut_workers import CutWorkers
+from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.store.disk import Disk
 from ckptfs.store.regions import Mode
 from ckptfs.store.spans import Span
-workers = CutWorkers(Disk("/"))
+workers = HashingProcesses(Disk("/"))
 workers.width = 1
 trio.run(workers.prepare)
 trio.run(workers.cut, os.open(sys.argv[1], os.O_RDONLY), Span(0, 1, 1, Mode.FIXED))
@@ -156,14 +163,16 @@ def test_workers_do_not_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
     assert poll(lambda: not Path(f"/proc/{worker}").exists(), 20)
 
 
-def test_a_file_that_became_shorter_is_unavailable(workers: CutWorkers, fd: int, tmp_path: Path) -> None:
+def test_a_file_that_became_shorter_is_unavailable(
+    workers: HashingProcesses, fd: int, tmp_path: Path
+) -> None:
     os.truncate(tmp_path / "file", SIZE - 1)
     with pytest.raises(Unavailable):
         trio.run(workers.cut, fd, Span(0, SIZE, SIZE, Mode.FIXED))
     os.truncate(tmp_path / "file", SIZE)
 
 
-def test_a_span_that_is_given_up_answers_no_other(workers: CutWorkers, fd: int) -> None:
+def test_a_span_that_is_given_up_answers_no_other(workers: HashingProcesses, fd: int) -> None:
     first, second = Span(0, 1 << 20, SIZE, Mode.FIXED), Span(1 << 20, 2 << 20, SIZE, Mode.FIXED)
 
     async def cut() -> Cuts:
@@ -181,7 +190,7 @@ def test_a_span_that_is_given_up_answers_no_other(workers: CutWorkers, fd: int) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may take SCHED_IDLE back")
-def test_workers_run_when_nothing_else_does_unless_somebody_waits(workers: CutWorkers, fd: int) -> None:
+def test_workers_run_when_nothing_else_does_unless_somebody_waits(workers: HashingProcesses, fd: int) -> None:
     span = Span(0, SIZE, SIZE, Mode.FIXED)
 
     def policies() -> set[int]:
@@ -195,6 +204,111 @@ def test_workers_run_when_nothing_else_does_unless_somebody_waits(workers: CutWo
     assert policies() == {os.SCHED_IDLE}
 
 
+# -- hashing what is stored ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[SmallStore]:
+    """Tensors, plain content and a hole, each more than a request is worth."""
+    store = SmallStore(memory_or(tmp_path))
+    store.store_bytes(safetensors({"a": random_bytes(3 << 20), "b": random_bytes(100_000, 2)}))
+    store.store_bytes(random_bytes(3 << 20, 3))
+    number = store.stage((0, random_bytes(1 << 20, 4)), (4 << 20, random_bytes(1 << 20, 5)), size=6 << 20)
+    store.store(store.candidate(number))
+    yield store
+    store.close()
+    shutil.rmtree(store.root)
+
+
+@pytest.fixture
+def lent(workers: HashingProcesses) -> Iterator[Worker]:
+    worker = workers.lend()
+    assert worker is not None
+    yield worker
+    workers.take_back(worker)
+
+
+def places_in(store: SmallStore) -> Places:
+    chunks = [ChunkId(chunk) for chunk, _ in store.index.scan(Table.CHUNK)]
+    return store.segments.locate_many(chunks)
+
+
+def flip_byte(store: SmallStore, location: Location) -> None:
+    path = store.root / segment_paths(location.segment)[location.in_idx]
+    with path.open("r+b") as file:
+        file.seek(location.offset)
+        byte = file.read(1)
+        file.seek(location.offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_another_process_finds_what_is_wrong(stored: SmallStore, lent: Worker) -> None:
+    places = places_in(stored)
+    assert find_bad_places(stored.disk, places, lent) == []
+    assert lent.is_waiting, "it was asked"
+    wrong = [places.location(at) for at in (0, len(places) // 2, len(places) - 1)]
+    for location in wrong:
+        flip_byte(stored, location)
+    found = find_bad_places(stored.disk, places, lent)
+    assert found == find_bad_places(stored.disk, places)
+    assert {one.location for one in found} == set(wrong)
+
+
+def test_a_hole_that_is_not_asked_for_stays_one(stored: SmallStore, lent: Worker) -> None:
+    """A tmpfs fills what is touched."""
+
+    def blocks() -> int:
+        return sum(path.stat().st_blocks for path in stored.root.glob("segments/*/*"))
+
+    before = blocks()
+    find_bad_places(stored.disk, places_in(stored), lent)
+    assert blocks() == before
+
+
+def test_a_segment_that_was_cut_off_costs_no_process(stored: SmallStore, lent: Worker) -> None:
+    places = places_in(stored)
+    last = max(map(places.location, range(len(places))), key=lambda one: (not one.in_idx, one.offset))
+    os.truncate(stored.root / segment_paths(last.segment)[0], last.offset)
+    found = find_bad_places(stored.disk, places, lent)
+    assert last in {one.location for one in found}
+    assert found == find_bad_places(stored.disk, places)
+    assert len(children()) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS])
+def test_a_process_that_dies_while_it_hashes_is_done_without(
+    stored: SmallStore, lent: Worker, number: int
+) -> None:
+    places = places_in(stored)
+    flip_byte(stored, places.location(0))
+    for pid in children():
+        os.kill(pid, number)
+    assert [one.location for one in find_bad_places(stored.disk, places, lent)] == [places.location(0)]
+
+
+def test_one_that_is_abandoned_answers_nobody(
+    workers: HashingProcesses, stored: SmallStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that has it goes on without; the next request has another."""
+    worker = workers.lend()
+    assert worker is not None
+    for pid in children():
+        os.kill(pid, signal.SIGSTOP)
+    places = places_in(stored)
+    with ThreadPoolExecutor(1) as executor:
+        thread = executor.submit(find_bad_places, stored.disk, places, worker)
+        assert poll(lambda: not worker.is_waiting, 20), "it asks"
+        workers.abandon(worker)
+        assert thread.result(20) == []
+    for pid in children():
+        os.kill(pid, signal.SIGCONT)
+    other = workers.lend()
+    assert other is not None and other is not worker
+    assert find_bad_places(stored.disk, places, other) == []
+    workers.take_back(other)
+    trio.run(workers.prepare)
+
+
 # -- through ingest -----------------------------------------------------------------------------
 
 
@@ -202,7 +316,7 @@ def test_workers_run_when_nothing_else_does_unless_somebody_waits(workers: CutWo
 def stores(tmp_path: Path) -> Iterator[tuple[SmallStore, SmallStore]]:
     """A store whose large files are cut by workers, and one without."""
     with_workers, without = (SmallStore(memory_or(tmp_path)) for _ in range(2))
-    cutters = CutWorkers(with_workers.disk)
+    cutters = HashingProcesses(with_workers.disk)
     cutters.width = 2
     trio.run(cutters.prepare)
     with_workers.cut_with(cutters)
