@@ -58,24 +58,26 @@ class HashingProcesses:
                     self._give_back(worker)
         return cuts if cuts is not None else await trio.to_thread.run_sync(self._cut_here, fd, span)
 
-    def lend(self) -> Worker | None:
-        """A worker for a thread in which somebody's request is answered; None if none waits. To be given to
-        `take_back`, or to `abandon` if the thread may still use it."""
+    @contextmanager
+    def lent(self) -> Iterator[Worker | None]:
+        """As Hashers in store/bad_chunks.py. The worker is as important as everybody else meanwhile."""
         worker = self._taken()
-        if worker is not None:
-            self._lent.add(worker)
-            worker.set_idle(False)
-        return worker
-
-    def take_back(self, worker: Worker) -> None:
-        """The thread does not use it any more."""
-        self._lent.remove(worker)
-        self._give_back(worker)
-
-    def abandon(self, worker: Worker) -> None:
-        """The thread may use it still, and finds out that it has ended."""
-        self._lent.remove(worker)
-        self._kill(worker)
+        if worker is None:
+            yield None
+            return
+        self._lent.add(worker)
+        worker.set_idle(False)
+        try:
+            yield worker
+        except trio.Cancelled:
+            # The thread may use it still, and finds out that it has ended.
+            self._lent.remove(worker)
+            self._kill(worker)
+            raise
+        except BaseException:
+            self._take_back(worker)
+            raise
+        self._take_back(worker)
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
@@ -144,6 +146,10 @@ class HashingProcesses:
         else:
             # Left in the middle of a request, it would answer the next with this one's answer.
             self._kill(worker)
+
+    def _take_back(self, worker: Worker) -> None:
+        self._lent.remove(worker)
+        self._give_back(worker)
 
     def _set_priorities(self) -> None:
         for worker in self._all:

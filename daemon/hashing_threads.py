@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from ckptfs.daemon.hashing_processes import HashingProcesses
-from ckptfs.store.bad_chunks import PlaceHasher, find_bad_places
+from ckptfs.store.bad_chunks import Hashers, PlaceHasher, find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.places import Places
@@ -46,12 +45,11 @@ class HashingThreads(Generic[Job]):
         disk: Disk,
         limiter: trio.CapacityLimiter,
         nursery: trio.Nursery,
-        processes: HashingProcesses | None,
+        hashers: Hashers,
     ) -> None:
-        """`limiter` bounds the threads of all requests together; the threads' tasks live in `nursery`. A
-        thread has one of the `processes` hash, if there are some."""
+        """`limiter` bounds the threads of all requests together; the threads' tasks live in `nursery`."""
         self._disk = disk
-        self._processes = processes
+        self._hashers = hashers
         self._limiter = limiter
         self._nursery = nursery
         self._waiting: deque[tuple[Job, Places]] = deque()
@@ -83,16 +81,8 @@ class HashingThreads(Generic[Job]):
             self._threads -= 1
 
     async def _take_turn(self) -> None:
-        processes = self._processes
-        worker = None if processes is None else processes.lend()
-        try:
-            await trio.to_thread.run_sync(self._work, worker, limiter=self._limiter, abandon_on_cancel=True)
-        except trio.Cancelled:
-            if processes is not None and worker is not None:
-                processes.abandon(worker)
-            raise
-        if processes is not None and worker is not None:
-            processes.take_back(worker)
+        with self._hashers.lent() as hasher:
+            await trio.to_thread.run_sync(self._work, hasher, limiter=self._limiter, abandon_on_cancel=True)
 
     def _work(self, hasher: PlaceHasher | None) -> None:
         """In the worker thread: one batch after the other."""

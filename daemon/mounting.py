@@ -97,7 +97,15 @@ class Mount:
         self._allow_other = may_allow_other()
         policies = Policies(config.policy)
         self.face = Face(
-            StoreParts(parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories),
+            StoreParts(
+                parts.disk,
+                parts.index,
+                parts.staging,
+                parts.segments,
+                parts.ingest,
+                parts.histories,
+                parts.processes,
+            ),
             FaceSettings(
                 config.settle_s,
                 config.settle_max_s,
@@ -141,6 +149,7 @@ class Mount:
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
+                nursery.start_soon(self._parts.processes.prepare)
                 nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
                 nursery.start_soon(keep_running, "committing", self._commit_regularly)
                 nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)

@@ -20,12 +20,12 @@ import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.diffing import Differ
-from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, way_into
 from ckptfs.daemon.usage import UsageCount, nothing_there
 from ckptfs.daemon.verifying import Report, Verifier, worker_limiter
 from ckptfs.fusefs.namespace import Namespace
+from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
@@ -70,11 +70,11 @@ class Queries:
         is_unit_top: Callable[[int], bool],
         facts: Callable[[], Awaitable[Facts]],
         keyring: Keyring,
-        processes: HashingProcesses | None = None,
+        hashers: Hashers = NO_HASHERS,
     ) -> None:
-        """`processes` take part in verifying, if there are some."""
+        """`hashers` take part in verifying."""
         self._disk = disk
-        self._processes = processes
+        self._hashers = hashers
         self._namespace = namespace
         self._segments = segments
         self._histories = histories
@@ -177,7 +177,7 @@ class Queries:
     async def verify(self, address: Address, report: Report) -> Json:
         """Hash every chunk of a version (the latest, if none is named) again."""
         record = self._addresses.record(address)
-        verifier = Verifier(self._disk, self._segments, self._limiter, report, self._processes)
+        verifier = Verifier(self._disk, self._segments, self._limiter, report, self._hashers)
         total_bytes = record.logical_bytes if address.is_whole else 0
         verdict = await verifier.check(record.top, address.inner, total_bytes)
         return {

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import trio
 
-from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.daemon.hashing_threads import Hashed, HashingThreads
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.tensor_names import TensorNames
+from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.ids import ChunkId, CidCodec, RecipeId, cid_text
@@ -111,14 +111,14 @@ class Verifier:
         segments: Segments,
         limiter: trio.CapacityLimiter,
         report: Report,
-        processes: HashingProcesses | None = None,
+        hashers: Hashers = NO_HASHERS,
     ) -> None:
-        """`limiter` bounds the worker threads of all verifications together; `processes` hash for them."""
+        """`limiter` bounds the worker threads of all verifications together; `hashers` take part."""
         self._top: Entry | None = None
         self._disk = disk
         self._segments = segments
         self._limiter = limiter
-        self._processes = processes
+        self._hashers = hashers
         self._report = report
         self._most_in_flight = 2 * int(limiter.total_tokens)
         self._in_flight = trio.Semaphore(self._most_in_flight)
@@ -142,7 +142,7 @@ class Verifier:
         if len(way) <= len(inner):
             raise NotFound(f"this version has no {os.fsdecode(b'/'.join(inner))}")
         async with trio.open_nursery() as nursery:
-            self._threads = HashingThreads(self._disk, self._limiter, nursery, self._processes)
+            self._threads = HashingThreads(self._disk, self._limiter, nursery, self._hashers)
             nursery.start_soon(self._take_results, self._threads.results)
             try:
                 await self._walk(Saved(b"/".join(inner), way[-1]))

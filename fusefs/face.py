@@ -38,6 +38,7 @@ from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.fusefs.storing import Storing
 from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles
+from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId
@@ -62,6 +63,7 @@ class StoreParts:
     segments: Segments
     ingest: Ingest
     histories: Histories
+    hashers: Hashers = NO_HASHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Face:
         self.lookups = Lookups()
         self.nodes = Nodes(self.lookups)
         self.passthrough = Passthrough()
-        self.whole_segments = WholeSegments(store.disk, store.segments)
+        self.whole_segments = WholeSegments(store.disk, store.segments, store.hashers)
         self.kernel_caches = KernelCaches(self.nodes)
         self.stored_reads = StoredReads(
             store.disk, self.whole_segments, self.passthrough, self.nodes, self.kernel_caches.drop_attributes
@@ -212,7 +214,7 @@ class Face:
         self.versioned = VersionedFiles(
             store.segments, self.stored_reads, self.browse, self._live_recipe, self._sibling_recipe
         )
-        self.reading_ahead = ReadingAhead(store.disk, store.segments)
+        self.reading_ahead = ReadingAhead(store.disk, store.segments, store.hashers)
         attribute_changes = AttributeChanges(store.disk, self.namespace, self.drafts, self.files, self.quiet)
         self.operations = CkptfsOperations(
             self.namespace,

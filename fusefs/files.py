@@ -85,6 +85,8 @@ class Files:
         # Of what was found damaged, who comes now reads what is verified, or nothing.
         if write or truncate or self._stored_reads.is_damaged(ino):
             await self.leave_readers(ino, names_node=node is None)
+        if not (write or truncate or ino in self.open_files):
+            await self._stored_reads.make_ready(ino, self._namespace.inode(ino).content)
         if node is not None:
             self._stored_reads.require_present(node)
         if truncate:

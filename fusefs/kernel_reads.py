@@ -31,6 +31,7 @@ class KernelReads:
         """Up to `length` bytes of an open file; Corrupt if they are not the ones that were saved."""
         recipe = self._stored_recipe(node)
         if recipe is not None:
+            self._ahead.note_use()
             plan = self._segments.plan_read(recipe, offset, length)
             if not plan.unverified or not await self._ahead.prepare(recipe, offset, plan):
                 return self._segments.show(plan)

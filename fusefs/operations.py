@@ -292,13 +292,13 @@ class CkptfsOperations(pyfuse3.Operations):
 
     @answered
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        if self._nodes.is_left(inode):
+            return await self._open_left(inode, flags, ctx.pid)
         if inode < FIRST_VIRTUAL_INO:
-            if self._nodes.is_left(inode):
-                return await self._open_left(inode, flags, ctx.pid)
             return await self._open_live(Nodes.ino_of(inode), flags, ctx.uid, inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
-        self._versioned.open(inode)
+        await self._versioned.open(inode)
         return self._replies.opened_saved(inode, flags)
 
     @answered

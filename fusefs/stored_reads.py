@@ -67,6 +67,17 @@ class StoredReads:
         if self._passthrough.enabled and size >= LEAST_BYTES:
             self._whole.want(recipe)
 
+    async def make_ready(self, ino: int, content: Content) -> None:
+        """A live file is about to be opened for reading: let `attach` succeed if that takes a moment only."""
+        stored = None if content.staging else content.base
+        if self._passthrough.enabled and stored is not None and not self._nodes.is_second(ino):
+            await self._whole.make_ready(stored, only_tensors=True)
+
+    async def make_saved_ready(self, recipe: RecipeId) -> None:
+        """The same of a file of a version."""
+        if self._passthrough.enabled:
+            await self._whole.make_ready(recipe, only_tensors=False)
+
     def attach(self, ino: int, recipe: RecipeId, size: int) -> None:
         """At the first open of a stored live file, for reading: let the kernel read its segment, if it can.
 

@@ -47,8 +47,10 @@ class VersionedFiles:
         self._shown: dict[int, Attributes] = {}
         self._told: dict[tuple[int, bytes | None], float] = {}
 
-    def open(self, ino: int) -> None:
+    async def open(self, ino: int) -> None:
         """Open once more; NotFound if the version is gone, Corrupt if others have it open unverified."""
+        if ino not in self._open:
+            await self._stored_reads.make_saved_ready(self._browse.recipe(ino))
         if ino in self._open:
             identity, recipe, count = self._open[ino]
             if self._stored_reads.is_damaged(ino):

@@ -13,7 +13,7 @@ Blocking, for a worker thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -49,6 +49,21 @@ class PlaceHasher(Protocol):
     def ids(self, fd: int, starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint32]) -> bytes | None:
         """The ids of up to MOST_CHUNKS chunks that begin at `starts` of a file and are `lengths` long, one
         behind the other; None: they cannot be had so."""
+
+
+class Hashers(Protocol):
+    """Has hashers to lend."""
+
+    def lent(self) -> AbstractContextManager[PlaceHasher | None]:
+        """One for a thread that the block waits for; None if none is free. Belongs to the trio thread."""
+
+
+class _NoHashers:
+    def lent(self) -> AbstractContextManager[PlaceHasher | None]:
+        return nullcontext()
+
+
+NO_HASHERS: Hashers = _NoHashers()
 
 
 def find_bad_places(disk: Disk, places: Places, hasher: PlaceHasher | None = None) -> list[Bad]:

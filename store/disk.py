@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptfs.store.mapped_file import MappedFile
+from ckptfs.store.mapped_file import MappedFile, is_in_memory
 
 BLOCK_BYTES = 4096
 _FALLOC_KEEP_SIZE = 0x01
@@ -142,6 +142,10 @@ class Disk:
         OSError (EFAULT): the file ends before.
         """
         return MappedFile(fd, length, offset)
+
+    def is_in_memory(self, fd: int, size: int) -> bool:
+        """Whether reading the first `size` bytes takes no disk, as far as some pages tell."""
+        return is_in_memory(fd, size)
 
     def map_for_calls(self, fd: int) -> mmap.mmap:
         """All of a file, mapped for system calls to read; ValueError if it is empty. Where the disk does

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.bad_chunks import NO_HASHERS, Hashers, find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.lru import Lru
-from ckptfs.store.places import Suspect
+from ckptfs.store.places import Suspect, places_of
 from ckptfs.store.read_plan import ReadPlan, Run, Unverified
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 
-_AHEAD_BYTES = 16 << 20
-_BATCH_BYTES = 2 << 20
+_AHEAD_BYTES = 32 << 20
+_BATCH_BYTES = 4 << 20
 _MOST_BATCHES = 24
 _MOST_WORKERS = 4
 _STREAMS = 64
@@ -56,8 +56,9 @@ class _Batch:
 class ReadingAhead:
     """Belongs to the trio thread. Does nothing while `run` does not run."""
 
-    def __init__(self, disk: Disk, segments: Segments) -> None:
+    def __init__(self, disk: Disk, segments: Segments, hashers: Hashers = NO_HASHERS) -> None:
         self._disk = disk
+        self._hashers = hashers
         self._segments = segments
         self._streams: Lru[int, _Stream] = Lru(_STREAMS)
         self._batches: dict[ChunkId, _Batch] = {}
@@ -67,8 +68,12 @@ class ReadingAhead:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody reads what nobody has read before, or did in the last second."""
+        """Whether somebody reads stored files through the daemon, or did in the last second."""
         return time.monotonic() - self._used_at < _BUSY_S
+
+    def note_use(self) -> None:
+        """Somebody reads a stored file through the daemon."""
+        self._used_at = time.monotonic()
 
     async def run(self) -> None:
         """Hash what is planned, until cancelled. At the end nobody waits for it any more."""
@@ -89,7 +94,7 @@ class ReadingAhead:
         """
         if self._queue is None:
             return False
-        self._used_at = time.monotonic()
+        self.note_use()
         self._extend(recipe, offset, plan)
         return await self.wait(plan)
 
@@ -150,9 +155,15 @@ class ReadingAhead:
     async def _work(self, batches: trio.MemoryReceiveChannel[_Batch], limiter: trio.CapacityLimiter) -> None:
         async for batch in batches:
             try:
-                bad = await trio.to_thread.run_sync(
-                    find_bad, self._disk, batch.suspects, limiter=limiter, abandon_on_cancel=True
-                )
+                with self._hashers.lent() as hasher:
+                    bad = await trio.to_thread.run_sync(
+                        find_bad_places,
+                        self._disk,
+                        places_of(batch.suspects),
+                        hasher,
+                        limiter=limiter,
+                        abandon_on_cancel=True,
+                    )
                 self._note_good(batch, {one.chunk for one in bad})
             except (CkptfsError, OSError):
                 pass  # the reader meets it again, and says it

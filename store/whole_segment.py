@@ -6,24 +6,27 @@ of its own (a header that an older save has too) is hashed each time.
 
 Looking that up takes as long as a file has chunks, so it is done in steps, in the background; until then
 the answer is None, and the reader goes the ordinary way. That verifies what he reads; of a file that was
-only opened no more than a little is hashed here. Source: ARCHITECTURE §4 "Read".
+only opened no more than a little is hashed here, except where all of it is in memory: then the first open
+waits for that (`make_ready`), which costs less than what the reader saves. Source: ARCHITECTURE §4 "Read".
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
-from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.bad_chunks import NO_HASHERS, Hashers, find_bad_places
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.lru import Lru
-from ckptfs.store.places import Suspect
+from ckptfs.store.places import Places, Suspect, places_of
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.reclaim import FOREIGN_BYTES
 from ckptfs.store.regions import CHUNK_BYTES
@@ -37,6 +40,10 @@ _MOST_WANTED = 1024
 _PIECES_AT_ONCE = 512
 _HASHED_AT_ONCE = 256
 _LOOKED_AT = 64
+_LANES = min(8, len(os.sched_getaffinity(0)))
+# Hashed in a quarter of a second by one core; nobody waits longer than _MOST_WAIT_S.
+_NOW_BYTES = 1 << 30
+_MOST_WAIT_S = 0.5
 MOST_HASHED_BYTES = 16 << 20
 
 
@@ -62,13 +69,16 @@ class Whole:
 class WholeSegments:
     """Finds the segments of whole files. Belongs to the index thread; hashing is done in a worker."""
 
-    def __init__(self, disk: Disk, segments: Segments) -> None:
+    def __init__(self, disk: Disk, segments: Segments, hashers: Hashers = NO_HASHERS) -> None:
         self._disk = disk
         self._segments = segments
+        self._hashers = hashers
         self._found: Lru[RecipeId, Whole | _Nowhere] = Lru(_KNOWN_FILES)
         self._wanted: dict[RecipeId, None] = {}
         self._asked = trio.Event()
-        self._one_worker = trio.CapacityLimiter(1)
+        self._workers = trio.CapacityLimiter(_LANES + 1)
+        self._soon: dict[RecipeId, trio.Event] = {}
+        self._waited_for: Lru[RecipeId, bool] = Lru(_KNOWN_FILES)
 
     def want(self, identity: RecipeId) -> None:
         """Look for the file's segment soon. Of too many, those that were asked for last."""
@@ -79,6 +89,28 @@ class WholeSegments:
         if len(self._wanted) > _MOST_WANTED:
             del self._wanted[next(iter(self._wanted))]
         self._asked.set()
+
+    async def make_ready(self, identity: RecipeId, *, only_tensors: bool) -> None:
+        """Before a first open: hash what is needed for `open` to succeed, if all of it is in memory and that
+        takes a moment. A file is waited for once; who reads it the ordinary way then verifies it, too."""
+        if self._current(identity) is not None or self._waited_for.get(identity):
+            return
+        others = self._soon.get(identity)
+        if others is not None:
+            await others.wait()
+            return
+        done = self._soon[identity] = trio.Event()
+        now = _Now(_LANES * _NOW_BYTES, time.monotonic() + _MOST_WAIT_S, only_tensors)
+        try:
+            found = await self._look_for(identity, now)
+            if found is not None:
+                self._found.put(identity, found, 1)
+        except (CkptfsError, OSError) as e:
+            log.debug("a stored file is not read by the kernel itself: %s", e)
+        finally:
+            self._waited_for.put(identity, True, 1)
+            del self._soon[identity]
+            done.set()
 
     def open(self, identity: RecipeId, *, only_tensors: bool) -> Opened | None:
         """The segment whose bytes are exactly the file's, verified since the mount; None if there is none,
@@ -148,38 +180,50 @@ class WholeSegments:
             chunk_id(self._disk.pread(fd, length, offset)) == chunk for offset, length, chunk in found.foreign
         )
 
-    async def _look_for(self, identity: RecipeId) -> Whole | _Nowhere | None:
-        """The file's segment; None if it changed meanwhile, or too little of it is verified, so that
+    async def _look_for(self, identity: RecipeId, now: _Now | None = None) -> Whole | _Nowhere | None:
+        """The file's segment; None if it changed meanwhile, or too much of it is to be hashed first, so that
         somebody may ask again."""
         recipe = self._segments.read_recipe(identity)
         segment = self._likely_segment(recipe)
         if segment is None:
             return _NOWHERE
-        watch = self._segments.verified.watch(segment)
-        foreign: list[tuple[int, int, ChunkId]] = []
-        foreign_bytes = tensor_bytes = unverified_bytes = 0
-        unverified: list[Suspect] = []
-        for index, start, length, chunk in _pieces(recipe):
-            if index % _PIECES_AT_ONCE == 0:
-                await trio.lowlevel.checkpoint()
-            location = None if chunk is None else self._segments.locate(chunk)
-            if chunk is None or location is None:
-                return _NOWHERE
-            tensor_bytes += length if length == CHUNK_BYTES else 0
-            if location != Location(segment, start, length, length):
-                foreign.append((start, length, chunk))
-                foreign_bytes += length
-                if foreign_bytes > FOREIGN_BYTES:
-                    return _NOWHERE
-            elif location not in self._segments.verified:
-                unverified.append((chunk, location))
-                unverified_bytes += length
-                if unverified_bytes > MOST_HASHED_BYTES:
-                    return None
-        if not await self._all_good(unverified, watch):
+        verified = self._segments.verified
+        watch, since = verified.watch(segment), verified.epoch
+        pieces = await self._sort(recipe, segment, MOST_HASHED_BYTES if now is None else now.most_bytes)
+        if pieces is None:
             return _NOWHERE
-        whole = Whole(segment, watch, tuple(foreign), 2 * tensor_bytes >= recipe.size)
-        return whole if self._segments.verified.is_watched(segment, watch) else None
+        has_tensors = 2 * pieces.tensor_bytes >= recipe.size
+        if pieces.is_too_much or not (
+            now is None or self._is_worth_waiting(now, segment, recipe, has_tensors)
+        ):
+            return None
+        is_good = await self._all_good(pieces.unverified, since, None if now is None else now.until)
+        if is_good and verified.is_watched(segment, watch):
+            return Whole(segment, watch, tuple(pieces.foreign), has_tensors)
+        return _NOWHERE if is_good is False else None
+
+    async def _sort(self, recipe: Recipe, segment: int, most_bytes: int) -> _Sorted | None:
+        """Which pieces lie in the segment as they do in the file; None: too many lie elsewhere. Stops where
+        more than `most_bytes` would have to be hashed."""
+        verified, pieces = self._segments.verified, _Sorted()
+        for first in range(0, len(recipe), _PIECES_AT_ONCE):
+            await trio.lowlevel.checkpoint()
+            for start, length, chunk, location in self._located(recipe, first):
+                if location is None:
+                    return None
+                pieces.tensor_bytes += length if length == CHUNK_BYTES else 0
+                if location != Location(segment, start, length, length):
+                    pieces.foreign.append((start, length, chunk))
+                    pieces.foreign_bytes += length
+                elif location not in verified:
+                    pieces.unverified.append((chunk, location))
+                    pieces.unverified_bytes += length
+            if pieces.foreign_bytes > FOREIGN_BYTES:
+                return None
+            pieces.is_too_much = pieces.unverified_bytes > most_bytes
+            if pieces.is_too_much:
+                break
+        return pieces
 
     def _likely_segment(self, recipe: Recipe) -> int | None:
         """Where the longest of some pieces lies, if it lies as it does in the file."""
@@ -193,20 +237,77 @@ class WholeSegments:
             return None
         return location.segment if location.offset == recipe.start(longest) else None
 
-    async def _all_good(self, unverified: list[Suspect], watch: object) -> bool:
-        """Hash what was not verified in this mount yet; what is wrong is noted, as a reader would."""
-        verified = self._segments.verified
-        for at in range(0, len(unverified), _HASHED_AT_ONCE):
-            part = unverified[at : at + _HASHED_AT_ONCE]
-            bad = await trio.to_thread.run_sync(find_bad, self._disk, part, limiter=self._one_worker)
-            for one in bad:
-                self._segments.note_bad(one)
-            if bad:
-                return False
-            for _, location in part:
-                if verified.is_watched(location.segment, watch):
-                    self._segments.note_good(location)
-        return True
+    def _located(self, recipe: Recipe, first: int) -> Iterator[tuple[int, int, ChunkId, Location | None]]:
+        """(first byte, length, chunk, place) of some pieces from number `first` on; a hole has no place."""
+        ids = recipe.ids(first, first + _PIECES_AT_ONCE)
+        places = self._segments.locate_many(set(ids))
+        there = {chunk: places.location(at) for at, chunk in enumerate(places.chunks)}
+        for index, chunk in enumerate(ids, first):
+            start = recipe.start(index)
+            yield start, recipe.start(index + 1) - start, chunk, there.get(chunk)
+
+    def _is_worth_waiting(self, now: _Now, segment: int, recipe: Recipe, has_tensors: bool) -> bool:
+        """Whether the kernel may read it then, and no disk is waited for."""
+        if now.only_tensors and not has_tensors:
+            return False
+        fd = self._disk.open_read(segment_paths(segment)[0])
+        try:
+            return self._disk.is_in_memory(fd, recipe.size)
+        finally:
+            self._disk.close(fd)
+
+    async def _all_good(self, unverified: list[Suspect], since: int, until: float | None) -> bool | None:
+        """Hash what was not verified in this mount yet, on all cores if it is done `until` then; what is
+        wrong is noted, as a reader would. None: it took too long."""
+        parts = (unverified[at : at + _HASHED_AT_ONCE] for at in range(0, len(unverified), _HASHED_AT_ONCE))
+        is_good: bool | None = True
+
+        async def work() -> None:
+            nonlocal is_good
+            for part in parts:
+                if until is not None and time.monotonic() > until:
+                    is_good = None
+                if not is_good:
+                    return
+                if not await self._is_good(places_of(part), since):
+                    is_good = False
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(1 if until is None else _LANES):
+                nursery.start_soon(work)
+        return is_good
+
+    async def _is_good(self, part: Places, since: int) -> bool:
+        with self._hashers.lent() as hasher:
+            bad = await trio.to_thread.run_sync(
+                find_bad_places, self._disk, part, hasher, limiter=self._workers
+            )
+        for one in bad:
+            self._segments.note_bad(one)
+        self._segments.note_all_good(part.without({one.chunk for one in bad}), since)
+        return not bad
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """The pieces of a file: `foreign` are (offset, length, id) of those that have no row in the segment,
+    `unverified` those that have, and were not hashed since the mount."""
+
+    foreign: list[tuple[int, int, ChunkId]] = field(default_factory=list)
+    unverified: list[Suspect] = field(default_factory=list)
+    foreign_bytes: int = 0
+    unverified_bytes: int = 0
+    tensor_bytes: int = 0
+    is_too_much: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """Somebody waits: how much may be hashed, and until when (monotonic seconds)."""
+
+    most_bytes: int
+    until: float
+    only_tensors: bool
 
 
 class _Nowhere:
@@ -214,8 +315,3 @@ class _Nowhere:
 
 
 _NOWHERE = _Nowhere()
-
-
-def _pieces(recipe: Recipe) -> Iterator[tuple[int, int, int, ChunkId | None]]:
-    for index, piece in enumerate(recipe.pieces()):
-        yield index, recipe.start(index), piece.length, piece.chunk

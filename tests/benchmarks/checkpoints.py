@@ -24,12 +24,12 @@ def make_set(folder: Path, mib: int, seed: int = 1) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def make_saves(folder: Path, mib: int, count: int = 4) -> list[Path]:
+def make_saves(folder: Path, mib: int, count: int = 4, seed: int = 7) -> list[Path]:
     """`count` saves of one model, each about `mib` MiB: every second tensor is the same in all of them."""
     width = 1024
     tensors = max(2, mib * (1 << 20) // (width * width * 4))
     folder.mkdir(parents=True)
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     model = {f"layers.{n}.weight": torch.randn(width, width) for n in range(tensors)}
     paths = []
     for number in range(count):

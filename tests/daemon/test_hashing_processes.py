@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from ckptfs.store.index import Table
 from ckptfs.store.ingest import Candidate, IngestReport
 from ckptfs.store.places import Places
 from ckptfs.store.regions import Mode, plan_regions
+from ckptfs.store.segment_files import Bad
 from ckptfs.store.segment_format import Location, segment_paths
 from ckptfs.store.spans import LEAST_BYTES, SPAN_BYTES, Cuts, Span, cut_span, spans_of
 
@@ -222,10 +222,9 @@ def stored(tmp_path: Path) -> Iterator[SmallStore]:
 
 @pytest.fixture
 def lent(workers: HashingProcesses) -> Iterator[Worker]:
-    worker = workers.lend()
-    assert worker is not None
-    yield worker
-    workers.take_back(worker)
+    with workers.lent() as worker:
+        assert worker is not None
+        yield worker
 
 
 def places_in(store: SmallStore) -> Places:
@@ -286,26 +285,33 @@ def test_a_process_that_dies_while_it_hashes_is_done_without(
     assert [one.location for one in find_bad_places(stored.disk, places, lent)] == [places.location(0)]
 
 
-def test_one_that_is_abandoned_answers_nobody(
-    workers: HashingProcesses, stored: SmallStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_is_not_waited_for_answers_nobody(workers: HashingProcesses, stored: SmallStore) -> None:
     """The thread that has it goes on without; the next request has another."""
-    worker = workers.lend()
-    assert worker is not None
-    for pid in children():
-        os.kill(pid, signal.SIGSTOP)
     places = places_in(stored)
-    with ThreadPoolExecutor(1) as executor:
-        thread = executor.submit(find_bad_places, stored.disk, places, worker)
-        assert poll(lambda: not worker.is_waiting, 20), "it asks"
-        workers.abandon(worker)
-        assert thread.result(20) == []
-    for pid in children():
-        os.kill(pid, signal.SIGCONT)
-    other = workers.lend()
-    assert other is not None and other is not worker
-    assert find_bad_places(stored.disk, places, other) == []
-    workers.take_back(other)
+    ended: list[list[Bad]] = []
+
+    def check_in(worker: Worker | None) -> None:
+        ended.append(find_bad_places(stored.disk, places, worker))
+
+    async def check() -> None:
+        with workers.lent() as worker:
+            await trio.to_thread.run_sync(check_in, worker, abandon_on_cancel=True)
+
+    async def steps() -> None:
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        with trio.move_on_after(0.05) as scope:
+            await check()
+        assert scope.cancelled_caught
+        with trio.fail_after(20):
+            while not ended:
+                await trio.sleep(0.01)
+        for pid in children():
+            os.kill(pid, signal.SIGCONT)
+        await check()
+
+    trio.run(steps)
+    assert ended == [[], []]
     trio.run(workers.prepare)
 
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 from small_store import CountingDisk, SmallStore, random_bytes, safetensors
 
+from ckptfs.store import whole_segment
 from ckptfs.store.disk import Disk
 from ckptfs.store.index import Change
 from ckptfs.store.ingest import Ingested
@@ -117,3 +118,98 @@ def test_few_unnamed_bytes_stay_only_where_nothing_was_taken_yet(store: SmallSto
         occupied.append(store.occupied_bytes())
     taken = [before - after for before, after in itertools.pairwise(occupied)]
     assert taken[0] == 0 and taken[1] > CHUNK_BYTES and taken[2] > CHUNK_BYTES // 2, taken
+
+
+class ColdDisk(Disk):
+    """A disk from which everything would have to be read first, while `is_cold`."""
+
+    is_cold = True
+
+    def is_in_memory(self, fd: int, size: int) -> bool:
+        assert super().is_in_memory(fd, size), "what was just written is in memory"
+        return not self.is_cold
+
+
+def ready(whole: WholeSegments, stored: Ingested, *, only_tensors: bool = True) -> bool:
+    """Whether the file is handed out at its first open."""
+
+    async def steps() -> bool:
+        await whole.make_ready(stored.recipe, only_tensors=only_tensors)
+        opened = whole.open(stored.recipe, only_tensors=only_tensors)
+        if opened is not None:
+            os.close(opened.fd)
+        return opened is not None
+
+    return trio.run(steps)
+
+
+@pytest.fixture
+def unread(tmp_path: Path) -> Iterator[tuple[SmallStore, Ingested]]:
+    """Tensors that nobody has read since the mount, more than is hashed unasked."""
+    store = SmallStore(tmp_path, ColdDisk(str(tmp_path)))
+    stored = store.store_bytes(safetensors({"w": random_bytes(MOST_HASHED_BYTES + MIB)}), "m.safetensors")
+    store.reopen()
+    yield store, stored
+    store.close()
+
+
+def test_a_first_open_waits_for_what_is_in_memory(unread: tuple[SmallStore, Ingested]) -> None:
+    store, stored = unread
+    disk = store.disk
+    assert isinstance(disk, ColdDisk)
+    whole = WholeSegments(disk, store.segments)
+    assert not ready(whole, stored), "the disk is not waited for"
+    disk.is_cold = False
+    assert not ready(whole, stored), "a file is waited for once"
+    assert ready(WholeSegments(disk, store.segments), stored)
+    assert store.segments.corruption_count == 0
+
+
+def test_several_first_opens_wait_for_the_same(unread: tuple[SmallStore, Ingested]) -> None:
+    store, stored = unread
+    store.disk.is_cold = False  # type: ignore[attr-defined]
+    whole = WholeSegments(store.disk, store.segments)
+
+    async def steps() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(lambda: whole.make_ready(stored.recipe, only_tensors=True))
+        opened = whole.open(stored.recipe, only_tensors=True)
+        assert opened is not None
+        os.close(opened.fd)
+
+    trio.run(steps)
+
+
+@pytest.mark.parametrize("limit", ["_NOW_BYTES", "_MOST_WAIT_S"])
+def test_a_first_open_waits_for_a_moment_only(
+    unread: tuple[SmallStore, Ingested], monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    store, stored = unread
+    store.disk.is_cold = False  # type: ignore[attr-defined]
+    monkeypatch.setattr(whole_segment, limit, 0)
+    assert not ready(WholeSegments(store.disk, store.segments), stored)
+
+
+def test_nobody_waits_for_a_file_that_the_kernel_may_not_read(tmp_path: Path) -> None:
+    """One without tensors is edited, so its readers must see that; only of a version it may be any file."""
+    store = SmallStore(tmp_path)
+    stored = store.store_bytes(random_bytes(MOST_HASHED_BYTES + MIB))
+    store.reopen()
+    assert not ready(WholeSegments(store.disk, store.segments), stored)
+    assert len(store.segments.plan_read(store.segments.read_recipe(stored.recipe), 0, MIB).unverified) > 0
+    assert ready(WholeSegments(store.disk, store.segments), stored, only_tensors=False)
+    store.close()
+
+
+def test_a_first_open_of_a_damaged_file_hands_nothing_out(unread: tuple[SmallStore, Ingested]) -> None:
+    store, stored = unread
+    store.disk.is_cold = False  # type: ignore[attr-defined]
+    segment = max(store.root.glob("segments/*/*.seg"), key=lambda one: one.stat().st_size)
+    with segment.open("r+b") as file:
+        file.seek(3 * MIB)
+        byte = file.read(1)[0]
+        file.seek(3 * MIB)
+        file.write(bytes([byte ^ 1]))
+    assert not ready(WholeSegments(store.disk, store.segments), stored)
+    assert store.segments.corruption_count == 1
