@@ -33,6 +33,7 @@ StoreDir = Annotated[
 ]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDE = 10_000
+_COMMIT_DIGITS = 10
 # Subnormals are common and harm nothing; --json has them.
 _HEALTH = {"nan": "nan", "inf": "inf", "over_f16": "too large for FP16", "over_bf16": "too large for BF16"}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -85,7 +86,7 @@ def show_log(versions: Sequence[Mapping[str, object]]) -> None:
         say("no versions yet")
         return
     rows = [_log_row(version, time.time_ns()) for version in versions]
-    show_table(("no", "name", "age", "state", "step", "tags", "missing"), rows)
+    show_table(("no", "name", "age", "state", "step", "tags", "written by", "missing"), rows)
 
 
 def show_status(status: Mapping[str, object]) -> None:
@@ -219,8 +220,28 @@ def _log_row(version: Mapping[str, object], now_ns: int) -> list[str]:
         str(version["state"]),
         "" if step is None else str(step),
         " ".join(tags),
+        _writers_text(version),
         "; ".join(missing),
     ]
+
+
+def _writers_text(version: Mapping[str, object]) -> str:
+    """The first writer in a few words, and how many more there were; --json has all."""
+    writers = cast("Sequence[Mapping[str, object]]", version.get("writers", ()))
+    if not writers:
+        return ""
+    first, more = writers[0], len(writers) - 1 + cast(int, version["other_writers"])
+    ids = cast("Mapping[str, str]", first["ids"])
+    job, pod = ids.get("SLURM_JOB_ID"), ids.get("POD_NAME")
+    words = [
+        str(first["program"]),
+        *cast("Sequence[str]", first["arguments"])[:1],
+        f"by {first['user'] or first['uid']}",
+        *([f"job {job}"] if job else [f"pod {pod}"] if pod else []),
+        *([f"at {str(first['commit'])[:_COMMIT_DIGITS]}"] if first["commit"] else []),
+        *([f"and {more} more"] if more else []),
+    ]
+    return " ".join(word for word in words if word)
 
 
 def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -59,9 +59,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     Every `scrub_every_days` all that is stored is read again and checked, at `scrub_rate_mib_s` MiB a
     second (0: never by itself). `digests`: whole-file digests are made of what versions hold, in the
-    background. `metrics`: where Prometheus finds the daemon's figures, an address such as
-    "127.0.0.1:9469" or the path of a file that ends in ".prom" (for the node exporter's textfile
-    collector); "" keeps none. Units stand in it by their ids, with `metrics_names` by name.
+    background. `provenance`: versions say which processes wrote them. `metrics`: where Prometheus finds
+    the daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends in ".prom"
+    (for the node exporter's textfile collector); "" keeps none. Units stand in it by their ids, with
+    `metrics_names` by name.
     """
 
     settle_s: Seconds = 2.0
@@ -73,6 +74,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
+    provenance: bool = True
     metrics: str = ""
     metrics_names: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"

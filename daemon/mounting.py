@@ -57,6 +57,7 @@ from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
 from ckptfs.store.whole_files import WholeFiles
+from ckptfs.store.writer_log import WriterLog
 
 log = logging.getLogger(__name__)
 _COMMIT_EVERY_S = 1.0
@@ -112,6 +113,7 @@ class Mount:
                 config.units,
                 (os.geteuid(), os.getegid()),
                 policies.is_off if config.policy else None,
+                config.provenance,
             ),
             self,
         )
@@ -151,6 +153,7 @@ class Mount:
                 await nursery.start(self._control.serve)
                 nursery.start_soon(self._parts.processes.prepare)
                 nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
+                nursery.start_soon(keep_running, "reading facts of writers", self.face.provenance.run)
                 nursery.start_soon(keep_running, "committing", self._commit_regularly)
                 nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)
                 nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
@@ -291,6 +294,7 @@ class Mount:
             face.units.is_top,
             self._facts,
             parts.keyring,
+            WriterLog(parts.disk, parts.index, parts.histories),
             parts.processes,
         )
         rights = Rights(

@@ -35,6 +35,7 @@ from ckptfs.store.layout import Holder, StoreLock, open_store
 from ckptfs.store.rebuild import rebuild
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import STAGING_PATH
+from ckptfs.store.writer_log import WriterLog
 
 
 class OfflineStore:
@@ -60,6 +61,7 @@ class OfflineStore:
             self._is_top,
             self._facts,
             keyring,
+            WriterLog(disk, self._index, self._histories),
         )
         # Whoever asks may have another key than the daemon, and nobody waits for his word.
         self._prover = Prover(self._segments, self._histories, self._addresses, keyring, for_strangers=False)

@@ -39,6 +39,8 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.signing import PublicKey
 from ckptfs.store.tree import Entry
 from ckptfs.store.units import Unit
+from ckptfs.store.writer_log import WriterLog
+from ckptfs.store.writers import WritersRecord
 
 _SLICE_ROWS = 1024
 
@@ -70,6 +72,7 @@ class Queries:
         is_unit_top: Callable[[int], bool],
         facts: Callable[[], Awaitable[Facts]],
         keyring: Keyring,
+        writer_log: WriterLog,
         hashers: Hashers = NO_HASHERS,
     ) -> None:
         """`hashers` take part in verifying."""
@@ -82,6 +85,7 @@ class Queries:
         self._is_unit_top = is_unit_top
         self._facts = facts
         self._keyring = keyring
+        self._writer_log = writer_log
         self._limiter = worker_limiter()
 
     def log(self, address: Address) -> Json:
@@ -265,6 +269,7 @@ class Queries:
                 "logical_bytes": record.logical_bytes,
                 "root": record.root.hex(),
                 "cid": cid_text(record.top.tree, CidCodec.DAG_CBOR) if record.top.tree is not None else None,
+                **_writers_json(self._writer_log.of(record)),
             }
 
     def _head_row(self, unit: Unit) -> Json:
@@ -295,6 +300,24 @@ def units_of(address: Address) -> list[Unit]:
     if address.unit is None:
         raise NotFound(f"{address.text} has no version yet; `ckptfs publish` makes one")
     return [address.unit]
+
+
+def _writers_json(record: WritersRecord | None) -> dict[str, Json]:
+    writers: list[Json] = [
+        {
+            "pid": one.pid,
+            "uid": one.uid,
+            "user": one.user,
+            "program": one.program,
+            "arguments": list(one.arguments),
+            "cgroup": one.cgroup,
+            "container": one.container,
+            "commit": one.commit,
+            "ids": dict(one.ids),
+        }
+        for one in (record.writers if record is not None else ())
+    ]
+    return {"writers": writers, "other_writers": record.others if record is not None else 0}
 
 
 def _public_key(text: str) -> PublicKey:

@@ -28,6 +28,7 @@ from ckptfs.fusefs.operations import CkptfsOperations
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.preimage_publish import PreimagePublisher
+from ckptfs.fusefs.provenance import Provenance
 from ckptfs.fusefs.publish import Publisher
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.recording import Recorder, Request
@@ -51,6 +52,7 @@ from ckptfs.store.segments import Segments
 from ckptfs.store.staging import Staging
 from ckptfs.store.version_names import check_tag
 from ckptfs.store.whole_segment import WholeSegments
+from ckptfs.store.writer_log import WriterLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,14 @@ class StoreParts:
 @dataclass(frozen=True, slots=True)
 class FaceSettings:
     """What of the configuration concerns the face; `is_off` tells by a unit's name whether no versions
-    are wanted of it."""
+    are wanted of it, `provenance` whether versions say who wrote them."""
 
     settle_s: float
     settle_max_s: float
     units: tuple[str, ...]
     owner: tuple[int, int]
     is_off: Callable[[bytes], bool] | None = None
+    provenance: bool = False
 
 
 class Face:
@@ -117,6 +120,7 @@ class Face:
             self.namespace, self.drafts, self.units, store.segments, settings.settle_s, self.files.is_written
         )
         self.files.preimages = self.preimages
+        self.provenance = Provenance(self.files.is_written, self._parents_of, is_on=settings.provenance)
         self.mutations = Mutations(
             self.namespace,
             self.drafts,
@@ -157,6 +161,7 @@ class Face:
             store.segments,
             store.histories,
             VersionFacts(store.segments),
+            WriterLog(store.disk, store.index, store.histories),
             clock,
             lambda: os.urandom(UNIT_ID_BYTES),
         )
@@ -171,6 +176,7 @@ class Face:
             store.histories,
             self.recorder,
             self.files,
+            self.provenance,
         )
         self.publisher = Publisher(
             self.namespace,
@@ -184,6 +190,7 @@ class Face:
             self.storing,
             self.recorder,
             preimage_publisher,
+            self.provenance,
         )
         self.rollback = Rollback(
             self.namespace,
@@ -228,12 +235,17 @@ class Face:
             self,
             self.passthrough,
             self.stored_reads,
+            self.provenance,
             room,
         )
 
     def _live_recipe(self, ino: int) -> Recipe | None:
         content = self.namespace.inode(ino).content
         return self._store.segments.read_recipe(content.base) if content.base is not None else None
+
+    def _parents_of(self, ino: int) -> list[int]:
+        inode = self.namespace.find(ino)
+        return [] if inode is None else [parent for parent, _ in inode.links]
 
     def _sibling_recipe(self, ino: int, name: bytes) -> RecipeId | None:
         """The stored content of another file in the directory of a file, live or of a version."""

@@ -33,6 +33,7 @@ from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
+from ckptfs.fusefs.provenance import Provenance
 from ckptfs.fusefs.replies import Replies, negative, statfs_of, wanted_change
 from ckptfs.fusefs.request_times import RequestTimes
 from ckptfs.fusefs.seams import Room, Snapshots
@@ -90,6 +91,7 @@ class CkptfsOperations(pyfuse3.Operations):
         snapshots: Snapshots,
         passthrough: Passthrough,
         stored_reads: StoredReads,
+        provenance: Provenance,
         room: Room,
     ) -> None:
         super().__init__()
@@ -99,6 +101,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self._attributes = attribute_changes
         self._nodes = nodes
         self._stored_reads = stored_reads
+        self._provenance = provenance
         self._replies = Replies(namespace, browse, nodes, passthrough)
         self._failures = Failures(namespace, browse, versioned)
         self._browse = browse
@@ -150,17 +153,19 @@ class CkptfsOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         _live(parent_inode)
+        process = await self._provenance.met(ctx)
         existing = self._namespace.child(parent_inode, name)
         if existing is not None:
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
-            info = await self._open_live(existing, flags, ctx.uid)
+            info = await self._open_live(existing, flags, ctx)
             return info, self._replies.remembered(self._namespace.attributes(existing))
         await self._room_for_writing()
         mode = self._new_mode(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
         if ctx.uid and self.strips_privileges:
             self._files.writers.note_unprivileged_writer(ino)
+        self._provenance.opened(ino, process)
         entry = self._replies.created(self._namespace.attributes(ino))
         return self._replies.opened(ino, flags, write=True), entry
 
@@ -295,7 +300,7 @@ class CkptfsOperations(pyfuse3.Operations):
         if self._nodes.is_left(inode):
             return await self._open_left(inode, flags, ctx.pid)
         if inode < FIRST_VIRTUAL_INO:
-            return await self._open_live(Nodes.ino_of(inode), flags, ctx.uid, inode)
+            return await self._open_live(Nodes.ino_of(inode), flags, ctx, inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
         await self._versioned.open(inode)
@@ -332,6 +337,7 @@ class CkptfsOperations(pyfuse3.Operations):
             self._stored_reads.release_left(node)
         else:
             self._files.release(Nodes.ino_of(node), write=bool(fh & 1))
+            self._provenance.released(Nodes.ino_of(node))
         self._mutations.reap(Nodes.ino_of(node))
 
     # -- directories -----------------------------------------------------------------------
@@ -359,21 +365,22 @@ class CkptfsOperations(pyfuse3.Operations):
 
     # -- shared ----------------------------------------------------------------------------
 
-    async def _open_live(self, ino: int, flags: int, uid: int, node: int | None = None) -> FileInfo:
-        write = flags & os.O_ACCMODE != os.O_RDONLY
+    async def _open_live(self, ino: int, flags: int, by: RequestContext, node: int | None = None) -> FileInfo:
+        write, truncate = flags & os.O_ACCMODE != os.O_RDONLY, bool(flags & os.O_TRUNC)
+        process = await self._provenance.met(by) if write else None
         if write:
             await self._room_for_writing()
-        truncate = bool(flags & os.O_TRUNC)
         await self._files.open(ino, write=write, truncate=truncate, node=node)
         try:
             if self.strips_privileges:
                 if truncate:
-                    self._attributes.strip_privileges(ino, set_ids=uid != 0)
-                if write and uid:
+                    self._attributes.strip_privileges(ino, set_ids=by.uid != 0)
+                if write and by.uid:
                     self._files.writers.note_unprivileged_writer(ino)
         except BaseException:
             self._files.release(ino, write=write)  # the kernel will not: to it nothing is open
             raise
+        self._provenance.opened(ino, process)
         return self._replies.opened(ino, flags, write=write)
 
     async def _open_left(self, ino: int, flags: int, thread: int) -> FileInfo:

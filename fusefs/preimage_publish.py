@@ -13,9 +13,11 @@ from dataclasses import replace
 import msgspec
 
 from ckptfs.fusefs.draft import Drafts
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.preimage import Preimages
+from ckptfs.fusefs.provenance import Provenance
 from ckptfs.fusefs.recording import Recorder, Request
 from ckptfs.fusefs.storing import Storing, Waiting
 from ckptfs.fusefs.treebuilder import TOP_NAME, Stored, overlay_pins
@@ -60,6 +62,7 @@ class PreimagePublisher:
         histories: Histories,
         recorder: Recorder,
         files: Files,
+        provenance: Provenance,
     ) -> None:
         self._namespace = namespace
         self._drafts = drafts
@@ -71,6 +74,7 @@ class PreimagePublisher:
         self._histories = histories
         self._recorder = recorder
         self._files = files
+        self._provenance = provenance
 
     async def publish(self, top: int) -> None:
         """Make a version of the unit's pins, if there are any. Durable when: this returned."""
@@ -109,6 +113,7 @@ class PreimagePublisher:
             gone = _gone_top(self._units.name_of(ino), inode)
             change.put(Table.META, _gone_key(ino), msgspec.msgpack.encode(gone))
         self._recorder.unit_gone(ino, change)
+        self._provenance.published(ino)
         self._namespace.index.apply(change)
 
     async def _append(self, top: int, pins: list[PinnedFile], held: set[ChunkId]) -> None:
@@ -119,7 +124,14 @@ class PreimagePublisher:
         tree, objects = overlay_pins(self._segments, base, pins, stored)
         await self._ingest.store_objects(objects, held)
         facts = await self._recorder.judge(unit.unit, tree)
-        self._recorder.append(unit, replace(entry, tree=tree), facts, Request("pre-image"), Change())
+        noted = self._provenance.noted(d for d in self._provenance.directories() if self._is_in(d, top))
+        self._recorder.append(unit, replace(entry, tree=tree), facts, Request("pre-image"), Change(), noted)
+
+    def _is_in(self, directory: int, top: int) -> bool:
+        try:
+            return self._units.top_of(directory) == top
+        except PosixError:
+            return False  # It was removed.
 
     def _stored(self, pin: PinnedFile) -> Stored:
         recipe = pin.inode.content.base

@@ -23,6 +23,7 @@ from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.namespace import Namespace, key_of
 from ckptfs.fusefs.preimage import Preimages
 from ckptfs.fusefs.preimage_publish import PreimagePublisher
+from ckptfs.fusefs.provenance import Noted, Provenance
 from ckptfs.fusefs.quiet import Due, Quiet
 from ckptfs.fusefs.recording import Recorder, Request
 from ckptfs.fusefs.storing import Storing, Waiting
@@ -57,6 +58,7 @@ class Publisher:
         storing: Storing,
         recorder: Recorder,
         preimage_publisher: PreimagePublisher,
+        provenance: Provenance,
     ) -> None:
         self._namespace = namespace
         self._drafts = drafts
@@ -69,6 +71,7 @@ class Publisher:
         self._storing = storing
         self._recorder = recorder
         self._preimage_publisher = preimage_publisher
+        self._provenance = provenance
         self._one_at_a_time = trio.Lock()
 
     @property
@@ -93,6 +96,7 @@ class Publisher:
         for directory in due.quiet | due.settled_only:
             if not self._quiet.happened_since(directory, asked_s):
                 self._quiet.published_open(directory, asked_s)
+                self._provenance.published(directory)
 
     def _changed_dirs(self) -> tuple[dict[int, list[int]], list[int]]:
         grouped: dict[int, list[int]] = {}
@@ -167,13 +171,14 @@ class Publisher:
             builder = TreeBuilder(
                 self._namespace, self._units, self._segments, top, due.quiet, due.settled_only, grown
             )
-            record = await self._publish_trees(top, builder, request, held)
+            noted = self._provenance.noted(due.quiet | due.settled_only, grown)
+            record = await self._publish_trees(top, builder, request, held, noted)
         self._finish(due, set(builder.built.trees), asked_s)
         self._preimages.published(top, asked_s)
         return record
 
     async def _publish_trees(
-        self, top: int, builder: TreeBuilder, request: Request, held: set[ChunkId]
+        self, top: int, builder: TreeBuilder, request: Request, held: set[ChunkId], noted: Noted
     ) -> VersionRecord | None:
         """From the trees to the record; nothing that they name can be collected meanwhile."""
         tree = builder.build()
@@ -190,7 +195,8 @@ class Publisher:
             # Nothing was ever saved here: no history for an empty directory.
             self._namespace.index.apply(change)
             return None
-        return self._recorder.append(self._recorder.unit_of(top), top_entry, facts, request, change)
+        unit = self._recorder.unit_of(top)
+        return self._recorder.append(unit, top_entry, facts, request, change, noted)
 
     async def publish_now(self, top: int, request: Request) -> VersionRecord:
         """Make a version of what is there at once; the newest one if nothing is new."""
@@ -306,6 +312,7 @@ class Publisher:
             if self._unstored(directory):
                 self._quiet.published_open(directory, asked_s)
                 continue
+            self._provenance.published(directory)
             change.delete(Table.DIRTY, key_of(directory))
             self._drafts.changed_dirs.discard(directory)
             self._quiet.forget(directory)

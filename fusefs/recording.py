@@ -16,6 +16,7 @@ import msgspec
 
 from ckptfs.fusefs.facts import Facts, VersionFacts
 from ckptfs.fusefs.namespace import Namespace, key_of
+from ckptfs.fusefs.provenance import Noted, writers_record
 from ckptfs.fusefs.units import Units
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.histories import Histories, Unit
@@ -25,6 +26,7 @@ from ckptfs.store.index import Change, Table
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 from ckptfs.store.version_names import version_name
+from ckptfs.store.writer_log import WriterLog
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Recorder:
         segments: Segments,
         histories: Histories,
         facts: VersionFacts,
+        writer_log: WriterLog,
         clock: Callable[[], int],
         new_id: Callable[[], bytes],
     ) -> None:
@@ -67,6 +70,7 @@ class Recorder:
         self._segments = segments
         self._histories = histories
         self._facts = facts
+        self._writer_log = writer_log
         self._clock = clock
         self._new_id = new_id
         self.versions_made = 0
@@ -118,16 +122,17 @@ class Recorder:
         return await self._facts.of(tree, before.top.tree if before is not None else None)
 
     def append(
-        self, unit: Unit, top: Entry, facts: Facts, request: Request, change: Change
+        self, unit: Unit, top: Entry, facts: Facts, request: Request, change: Change, noted: Noted
     ) -> VersionRecord | None:
         """List a version with this top directory; None if the newest one shows the same.
 
-        `change` has the rows that belong to it. Durable when: this returned.
+        `change` has the rows that belong to it, `noted` are its writers. Durable when: this returned.
         """
         before = self._histories.newest(unit.unit)
         if before is not None and _same(before.top, top):
             self._namespace.index.apply(change)
             return None
+        self._record_writers(unit, top, noted)
         return self.append_always(unit, top, facts, request, change)
 
     def append_always(
@@ -153,6 +158,14 @@ class Recorder:
         )
         self._list(unit, record, change)
         return record
+
+    def _record_writers(self, unit: Unit, top: Entry, noted: Noted) -> None:
+        if not noted or top.tree is None:
+            return
+        try:
+            self._writer_log.record(unit.unit, writers_record(unit.next_number, top.tree, noted))
+        except (CkptfsError, OSError) as e:
+            log.warning("who wrote version %d of %s is not recorded: %s", unit.next_number, unit.text, e)
 
     def note_rollback(self, unit: Unit, top: int, target: VersionRecord, change: Change) -> None:
         """Into the change that gives a unit's directory the tree of `target`: what the record to come

@@ -36,6 +36,7 @@ class RecordKind(IntEnum):
     SEAL = 9
     DIGESTS = 10
     ROTATE = 11
+    WRITERS = 12
 
 
 class State(StrEnum):

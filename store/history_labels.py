@@ -17,6 +17,7 @@ from ckptfs.store.history import (
     decode_version,
 )
 from ckptfs.store.keyring import decode_rotation
+from ckptfs.store.writers import decode_writers
 
 
 def described(frame: Frame) -> tuple[str, VersionRecord | None]:
@@ -33,6 +34,8 @@ def described(frame: Frame) -> tuple[str, VersionRecord | None]:
             return "the rotation of the key", None
         case RecordKind.DIGESTS:
             return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents", None
+        case RecordKind.WRITERS:
+            return f"the writers of version {decode_writers(frame.payload).number}", None
         case _:
             return _mark_label(kind, decode_mark(frame.payload)), None
 

@@ -30,6 +30,7 @@ from ckptfs.store.index import Change, Table
 from ckptfs.store.keyring import decode_rotation
 from ckptfs.store.seal import chain_behind, decode_seal
 from ckptfs.store.units import Unit
+from ckptfs.store.writers import WritersRecord, decode_writers, encode_writers_row
 
 # The index holds records as msgpack: 4 µs to decode where canonical DAG-CBOR takes 70.
 _encoder = msgspec.msgpack.Encoder()
@@ -69,8 +70,14 @@ def put_mark(kind: RecordKind, unit_id: UnitId, mark: MarkRecord, change: Change
             change.delete(Table.PIN, key)
         case RecordKind.FORGET:
             change.delete(Table.VERSION, key)
+            change.delete(Table.WRITERS, key)
         case _:
             raise Corrupt(f"a mark record in a frame of kind {kind.name}")
+
+
+def put_writers(unit_id: UnitId, record: WritersRecord, change: Change) -> None:
+    """The row of a WRITERS record."""
+    change.put(Table.WRITERS, version_key(unit_id, record.number), encode_writers_row(record))
 
 
 def put_digests(record: DigestsRecord, change: Change) -> None:
@@ -116,6 +123,8 @@ class Mirror:
                     decode_rotation(frame.payload)
                 case RecordKind.DIGESTS:
                     put_digests(decode_digests_record(frame.payload), self._change)
+                case RecordKind.WRITERS:
+                    self._add_writers(decode_writers(frame.payload))
                 case kind:
                     put_mark(kind, self.unit.unit, decode_mark(frame.payload), self._change)
         except (Corrupt, ValueError) as e:
@@ -136,6 +145,11 @@ class Mirror:
         if record.before != self.unit.head:
             self._report(f"version {record.number} does not follow the version before it")
         self.unit = put_version(self.unit, record, self._change)
+
+    def _add_writers(self, record: WritersRecord) -> None:
+        if record.number < self.unit.next_number:
+            raise Corrupt(f"version {record.number} stands in front of it")
+        put_writers(self.unit.unit, record, self._change)
 
     def _report(self, what: str) -> None:
         self.problems.append((self._start, what))

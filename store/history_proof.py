@@ -23,6 +23,7 @@ from ckptfs.store.signing import PublicKey
 from ckptfs.store.units import Unit
 
 _Rows = Mapping[tuple[Table, bytes], bytes]
+_LABELS = {Table.VERSION: "version", Table.PIN: "pin of version", Table.WRITERS: "writers of version"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +127,4 @@ def _label(table: Table, key: bytes) -> tuple[int | None, str]:
     if table is Table.TAG:
         return None, f"tag {rest.decode('utf-8', 'backslashreplace')!r}"
     number = int.from_bytes(rest, "big")
-    return number, f"{'version' if table is Table.VERSION else 'pin of version'} {number}"
+    return number, f"{_LABELS[table]} {number}"

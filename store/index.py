@@ -52,6 +52,7 @@ class Table(IntEnum):
     PIN = 12
     PREIMAGE = 13
     DIGEST = 14
+    WRITERS = 15
 
 
 class Change:

@@ -30,7 +30,8 @@ KNOWN_INCOMPAT: frozenset[str] = frozenset()
 SEALS = "seals"
 DIGESTS = "digests"
 ROTATIONS = "rotations"
-KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS})
+WRITERS = "writers"
+KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS, WRITERS})
 
 _KIND = "ckptfs store"
 _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -66,6 +66,7 @@ class SavedStore:
         self.ingest = Ingest(self.disk, self.index, self.segments, self.staging)
         self.histories = Histories(self.disk, self.index, key=key)
         self.now_ns = START_NS
+        self.before_listing: Callable[[VersionRecord], None] = lambda record: None
 
     def close(self) -> None:
         """Commit and close everything."""
@@ -115,6 +116,7 @@ class SavedStore:
             change = Change()
             for one in stored.values():
                 change.delete(Table.INODE, _inode_key(one))
+            self.before_listing(record)
             self.histories.append_version(record, change)
             self.index.apply(change, sync=True)
         self.index.commit()

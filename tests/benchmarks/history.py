@@ -35,6 +35,7 @@ from ckptfs.store.index import Change
 from ckptfs.store.inode import ROOT_INO
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.version_names import version_name
+from ckptfs.store.writer_log import WriterLog
 
 GIB = 1 << 30
 FOLDERS, FILES = 100, 100
@@ -119,6 +120,7 @@ def _queries(small: SmallFace) -> tuple[Queries, Address]:
         face.units.is_top,
         facts,
         Keyring(),
+        WriterLog(parts.disk, parts.index, parts.histories),
     )
     return queries, addresses.find("/run")
 

@@ -35,6 +35,7 @@ from ckptfs.store.signing import SigningKey
 from ckptfs.store.staging import Staging
 from ckptfs.store.tree import Entry, encode_tree
 from ckptfs.store.version_names import version_name
+from ckptfs.store.writer_log import WriterLog
 
 PIECE_BYTES = 1000
 KEY = SigningKey(b"k" * 32)
@@ -69,6 +70,7 @@ class FilledStore:
             self.units.is_top,
             self._facts,
             keyring,
+            WriterLog(self.disk, self.index, self.histories),
         )
         self.prover = Prover(self.segments, self.histories, self.addresses, keyring)
         self.digests = DigestLog(self.disk, self.index, self.histories)
