@@ -6,6 +6,7 @@ finds the store free.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, cast
 
 import typer
@@ -35,7 +36,8 @@ def mount(
         raise typer.BadParameter(str(e)) from None
     from ckptfs.daemon.mounting import serve_mount
 
-    serve_mount(mountpoint, store, settings, as_json=as_json)
+    path = os.path.abspath(config) if config is not None else None
+    serve_mount(mountpoint, store, settings, path, as_json=as_json)
 
 
 def umount(

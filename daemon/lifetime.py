@@ -1,4 +1,4 @@
-"""How a mount is told to stop, and how it then stops taking requests.
+"""How a mount is told to stop or to read its configuration again, and how it stops taking requests.
 
 One rule: a stop is bounded. The mount point is freed at once; who still has files open gets a few
 seconds to finish; then the session ends, whatever is open. A second signal skips the waiting.
@@ -34,6 +34,34 @@ async def keep_running(name: str, task: Callable[[], Awaitable[None]]) -> None:
         await trio.sleep(_PAUSE_S)
 
 
+class Switched:
+    """A background task that may be off, and that starts anew when what it depends on has changed.
+
+    Belongs to the trio thread.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Callable[[], Awaitable[None]] | None]) -> None:
+        """`make` gives the task as it is to be now, None: there is to be none."""
+        self._name = name
+        self._make = make
+        self._changed = trio.Event()
+
+    def changed(self) -> None:
+        """What it depends on is other than before."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            self._changed = trio.Event()
+            async with trio.open_nursery() as nursery:
+                task = self._make()
+                if task is not None:
+                    nursery.start_soon(keep_running, self._name, task)
+                await self._changed.wait()
+                nursery.cancel_scope.cancel()
+
+
 class Stoppable(Protocol):
     """A session that serves requests."""
 
@@ -44,9 +72,13 @@ class Stoppable(Protocol):
 class Stop:
     """Watches for signals. Belongs to the trio thread; `is_asked` once there was one."""
 
-    def __init__(self, session: Stoppable, path: str) -> None:
+    def __init__(
+        self, session: Stoppable, path: str, reload: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`reload` is what SIGHUP asks for; without it, that is a stop as well: a terminal has gone."""
         self._session = session
         self._path = path
+        self._reload = reload
         self.is_asked = False
 
     async def watch_signals(self) -> None:
@@ -56,6 +88,9 @@ class Stop:
         with trio.open_signal_receiver(*wanted) as signals:
             async with trio.open_nursery() as nursery:
                 async for number in signals:
+                    if number == signal.SIGHUP and self._reload is not None:
+                        nursery.start_soon(keep_running, "reading the configuration again", self._reload)
+                        continue
                     how = "stopping at once" if self.is_asked else "stopping"
                     log.info("%s: %s", signal.Signals(number).name, how)
                     if self.is_asked:

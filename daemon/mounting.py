@@ -15,14 +15,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import trio
 
 from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.cli_output import human_bytes
+from ckptfs.daemon.command_publishing import CommandPublishing
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.digesting import Digesting
@@ -30,28 +30,27 @@ from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.key_rotation import read_rotations, rotate_key
 from ckptfs.daemon.keys import key_path, load_keyring
 from ckptfs.daemon.last_sync import sync_staging
-from ckptfs.daemon.lifetime import Stop, keep_running
+from ckptfs.daemon.lifetime import Stop, Switched, keep_running
 from ckptfs.daemon.measuring import Measuring, MetricsServer
 from ckptfs.daemon.mount_probe import MountProbe
-from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, prepare_mountpoint
+from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, modes_above, prepare_mountpoint
 from ckptfs.daemon.open_store import OpenStore, opened_store
+from ckptfs.daemon.pending import pending_bytes
 from ckptfs.daemon.places import make_socket_folder, socket_path
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.daemon.reloading import Reloader, Reread
 from ckptfs.daemon.retaining import Policies, Retainer
-from ckptfs.daemon.rights import Modes
 from ckptfs.daemon.scrubbing import References, Scrubbing
 from ckptfs.daemon.service import Service
 from ckptfs.daemon.service_manager import ServiceManager
 from ckptfs.daemon.space import SpaceKeeper
 from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
-from ckptfs.fusefs.recording import Request
 from ckptfs.fusefs.session import Session
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NoSpace, Unavailable
-from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import Change, Index
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
@@ -65,8 +64,11 @@ _SLICE = 256
 _RECLAIM_EVERY_S = 3.0
 
 
-def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -> None:
-    """Mount `store` at `mountpoint` and serve it until it is unmounted or told to stop.
+def serve_mount(
+    mountpoint: str, store: str, config: Config, config_path: str | None, *, as_json: bool
+) -> None:
+    """Mount `store` at `mountpoint` and serve it until it is unmounted or told to stop. `config` is what the
+    file `config_path` has, which is read again at a SIGHUP.
 
     Raises what there is to be said to the person who called. Durable when: this returned.
     """
@@ -80,7 +82,7 @@ def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -
     socket = socket_path(path, uid)
     try:
         with opened_store(store, path, socket, lambda: load_keyring(config.key)) as parts:
-            trio.run(Mount(parts, path, socket, config).serve, as_json)
+            trio.run(Mount(parts, path, socket, config, config_path).serve, as_json)
     except BaseExceptionGroup as group:
         error = lone_error(group)
         if isinstance(error, trio.TooSlowError):
@@ -91,12 +93,14 @@ def serve_mount(mountpoint: str, store: str, config: Config, *, as_json: bool) -
 class Mount:
     """The parts of one mount that is being served. Belongs to the trio thread."""
 
-    def __init__(self, parts: OpenStore, path: str, socket: str, config: Config) -> None:
+    def __init__(
+        self, parts: OpenStore, path: str, socket: str, config: Config, config_path: str | None
+    ) -> None:
         self._parts = parts
         self._path = path
         self._config = config
         self._allow_other = may_allow_other()
-        policies = Policies(config.policy)
+        self._policies = Policies(config.policy)
         self.face = Face(
             StoreParts(
                 parts.disk,
@@ -107,14 +111,7 @@ class Mount:
                 parts.histories,
                 parts.processes,
             ),
-            FaceSettings(
-                config.settle_s,
-                config.settle_max_s,
-                config.units,
-                (os.geteuid(), os.getegid()),
-                policies.is_off if config.policy else None,
-                config.provenance,
-            ),
+            self._face_settings(),
             self,
         )
         self._sweeper = Sweeper(
@@ -136,18 +133,24 @@ class Mount:
             lambda: self.face.scheduler.is_publishing,
             self.face.scheduler.publish_soon,
         )
-        self._retainer = Retainer(parts.histories, self._sweeper, policies)
+        self._retainer = Retainer(parts.histories, self._sweeper, self._policies)
         self._scrubbing = self._make_scrubbing()
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
         self._quarantine = Quarantine(parts.disk, parts.index, parts.segments, self._keeper.min_free_bytes)
         self._manager = ServiceManager(os.environ)
+        self._reloader = Reloader(config_path, config, self._reconfigure, self._manager)
+        self._metrics = Switched("metrics", self._make_metrics)
+        self._digests_task = Switched(
+            "making digests", lambda: self._digesting.run if self._config.digests else None
+        )
         self._control = ControlServer(socket, self._make_service().answer, everybody=self._allow_other)
 
     async def serve(self, as_json: bool) -> None:
         """Mount, serve, and leave everything durable."""
         session = self._mounted()
-        stop = Stop(session, self._path)
+        # Of a terminal that goes away SIGHUP says just that.
+        stop = Stop(session, self._path, None if os.isatty(0) else self._reloader.reload)
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
@@ -164,10 +167,8 @@ class Mount:
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
                 nursery.start_soon(keep_running, "scrubbing", self._scrubbing.run)
-                if self._config.metrics:
-                    nursery.start_soon(keep_running, "metrics", self._make_metrics().run)
-                if self._config.digests:
-                    nursery.start_soon(keep_running, "making digests", self._digesting.run)
+                nursery.start_soon(self._metrics.run)
+                nursery.start_soon(self._digests_task.run)
                 nursery.start_soon(stop.watch_signals)
                 nursery.start_soon(self._say_ready, session, as_json)
                 nursery.start_soon(keep_running, "telling the service manager", self._tell_manager)
@@ -182,6 +183,27 @@ class Mount:
             synced = await sync_staging(parts.disk, parts.index, self.face.namespace, parts.staging, changed)
         commit_or_warn(self._parts.index)
         log.info("stopped; %d files wait for ingest, durable in staging", synced)
+
+    def _face_settings(self) -> FaceSettings:
+        config = self._config
+        is_off = self._policies.is_off if config.policy else None
+        owner = os.geteuid(), os.getegid()
+        return FaceSettings(
+            config.settle_s, config.settle_max_s, config.units, owner, is_off, config.provenance
+        )
+
+    def _reconfigure(self, reread: Reread) -> None:
+        """Put into force what has changed in the configuration."""
+        config = self._config = reread.config
+        logging.getLogger().setLevel(config.log_level.upper())
+        self._policies.configure(config.policy)
+        self.face.configure(self._face_settings())
+        self._keeper.configure(config)
+        self._scrubbing.configure(config)
+        if not {"metrics", "metrics_names"}.isdisjoint(reread.changed):
+            self._metrics.changed()
+        if "digests" in reread.changed:
+            self._digests_task.changed()
 
     def _mounted(self) -> Session:
         try:
@@ -219,7 +241,8 @@ class Mount:
         facts = await self._facts()
         waits = f"{human_bytes(facts.ingest_pending_bytes)} wait" if facts.ingest_pending_bytes else "idle"
         units = len(self._parts.histories.shown_names())
-        return f"{self._path}: {units} units, {facts.write_path} writes, {waits}"
+        refused = f"; NEW CONFIGURATION REFUSED: {refusal}" if (refusal := self._reloader.refusal) else ""
+        return f"{self._path}: {units} units, {facts.write_path} writes, {waits}{refused}"
 
     async def _commit_regularly(self) -> None:
         while True:
@@ -274,13 +297,15 @@ class Mount:
             ),
         )
 
-    def _make_metrics(self) -> MetricsServer:
+    def _make_metrics(self) -> Callable[[], Awaitable[None]] | None:
         parts, config = self._parts, self._config
+        if not config.metrics:
+            return None
         names = config.metrics_names
         measuring = Measuring(
             parts.disk, parts.segments, parts.histories, self.face, self._keeper, self._facts, names=names
         )
-        return MetricsServer(measuring.figures, config.metrics)
+        return MetricsServer(measuring.figures, config.metrics).run
 
     def _make_service(self) -> Service:
         parts, face = self._parts, self.face
@@ -360,58 +385,12 @@ class Mount:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CommandPublishing:
-    """`ckptfs publish`: a version now, tagged in the same step as it is made."""
-
-    face: Face
-    parts: OpenStore
-
-    async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
-        """As Publishing in service.py. Given up only when the daemon ends."""
-        with self.parts.processes.hurried():
-            record = await self.face.publisher.publish_now(top, Request("command", step))
-        if tag is not None:
-            self.parts.histories.tag(record.unit, record.number, tag)
-        return record
-
-
 def lone_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What a nursery wrapped, if that is one error."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-async def pending_bytes(face: Face) -> int:
-    """Bytes in closed files that wait for ingest; unversioned directories wait for nothing."""
-    pending = 0
-    for directories in face.publisher.changed_dirs_by_unit().values():
-        for directory in directories:
-            after = -1
-            while rows := face.namespace.entries(directory, after, _SLICE):
-                after = rows[-1][0]
-                pending += sum(_pending_of(face, ino) for _, _, ino in rows)
-                await trio.lowlevel.checkpoint()
-    return pending
-
-
-def _pending_of(face: Face, ino: int) -> int:
-    inode = face.namespace.find(ino)
-    if inode is None or not inode.content.staging or face.files.is_written(ino):
-        return 0
-    return face.namespace.attributes_of(ino, inode).size
-
-
-def modes_above(path: str) -> Sequence[Modes]:
-    """The modes of the directories above a mount point, from the root down."""
-    above = []
-    while path != "/":
-        path = os.path.dirname(path)
-        found = os.stat(path)
-        above.append(Modes(found.st_mode, found.st_uid, found.st_gid))
-    return above[::-1]
 
 
 def commit_or_warn(index: Index) -> None:

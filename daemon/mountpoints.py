@@ -15,10 +15,12 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Sequence
 
 from ckptfs.daemon.control_client import ControlClient
 from ckptfs.daemon.mounts import MountEntry, follow, is_below, mount_at, mount_table
 from ckptfs.daemon.places import socket_path
+from ckptfs.daemon.rights import Modes
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound, NotPermitted, Unavailable, Unsupported
 
 log = logging.getLogger(__name__)
@@ -158,3 +160,13 @@ def _check_directory(path: str) -> None:
         raise Unavailable(f"the mount point {path} cannot be used: {e.strerror}") from None
     if first is not None:
         raise InvalidRequest(f"the mount point {path} is not empty ({first!r} would be hidden)")
+
+
+def modes_above(path: str) -> Sequence[Modes]:
+    """The modes of the directories above a mount point, from the root down."""
+    above = []
+    while path != "/":
+        path = os.path.dirname(path)
+        found = os.stat(path)
+        above.append(Modes(found.st_mode, found.st_uid, found.st_gid))
+    return above[::-1]

@@ -35,6 +35,10 @@ class Policies:
     """Which policy a unit has: the first in the configuration whose glob matches its name."""
 
     def __init__(self, configured: Sequence[UnitPolicy]) -> None:
+        self.configure(configured)
+
+    def configure(self, configured: Sequence[UnitPolicy]) -> None:
+        """Other policies, from now on."""
         self._configured = [(one.retention, one.versions) for one in configured]
 
     @property

@@ -139,6 +139,10 @@ class Scrubbing:
     def __init__(self, scrubber: Scrubber, index: Index, config: Config) -> None:
         self._scrubber = scrubber
         self._index = index
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Another configuration, for the next scrub."""
         self._bytes_s = config.scrub_rate_mib_s * (1 << 20)
         self._every_ns = int(config.scrub_every_days * _DAY_NS)
 

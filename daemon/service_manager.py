@@ -1,4 +1,4 @@
-"""Telling systemd how the mount is: ready, stopping, its state in one line, and that it is alive.
+"""Telling systemd how the mount is: ready, reloading, stopping, its state in one line, and that it is alive.
 
 One rule: "alive" is said only after another process has asked the mount something and got its answer since
 the last time; so a loop that runs beside a mount that hangs, or the other way round, is not called alive.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import trio
@@ -22,10 +23,14 @@ _MICROSECONDS = 1_000_000
 
 
 class ServiceManager:
-    """The service manager that started us, if one did. Belongs to the trio thread."""
+    """The service manager that started us, if one did. Belongs to the trio thread.
+
+    `_is_ready`: it was told that the mount is ready, so it may be told of a reload.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
+        self._is_ready = False
         timeout = environment.get("WATCHDOG_USEC", "")
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_s = int(timeout) / _MICROSECONDS if timeout.isdecimal() and is_ours else 0.0
@@ -43,6 +48,16 @@ class ServiceManager:
             except OSError as e:
                 log.warning("the service manager could not be told: %s", e)
 
+    def reloading(self) -> None:
+        """The configuration is being read again."""
+        if self._is_ready:
+            self.tell(RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000))
+
+    def reloaded(self) -> None:
+        """That has ended."""
+        if self._is_ready:
+            self.tell(READY="1")
+
     async def run(
         self, look: Callable[[float], Awaitable[bool]], state: Callable[[], Awaitable[str]]
     ) -> None:
@@ -53,6 +68,7 @@ class ServiceManager:
         while not await look(_READY_S):
             log.warning("the mount does not answer yet")
         self.tell(READY="1", STATUS=await state())
+        self._is_ready = True
         pause_s = self.watchdog_s / 4 or _STATUS_EVERY_S
         while True:
             await trio.sleep(pause_s)

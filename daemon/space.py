@@ -74,6 +74,10 @@ class SpaceKeeper:
         extra = min(self._sweeper.reclaimable_bytes, real.total - real.free)
         return replace(real, free=real.free + extra, available=real.available + extra)
 
+    def configure(self, config: Config) -> None:
+        """Another configuration, from now on."""
+        self._config = config
+
     def min_free_bytes(self) -> int:
         """The room that is to be kept free now: what is configured or suits the last saves, and never so
         little that the disk counts as full."""

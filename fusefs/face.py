@@ -135,6 +135,13 @@ class Face:
         self._make_operations(room)
         self.recorder.mend()
 
+    def configure(self, settings: FaceSettings) -> None:
+        """Other settings, from now on. Which directories are units, and who owns the root, stays."""
+        self.quiet.settle_s, self.quiet.settle_max_s = settings.settle_s, settings.settle_max_s
+        self.preimages.settle_s = settings.settle_s
+        self.units.is_off = settings.is_off
+        self.provenance.switch(is_on=settings.provenance)
+
     def open_recipes(self) -> list[RecipeId]:
         """What is open and must stay readable, for the collector."""
         live = [f.content.base for f in self.files.open_files.values() if f.content.base is not None]

@@ -51,7 +51,7 @@ class Preimages:
         self._drafts = drafts
         self._units = units
         self._segments = segments
-        self._settle_s = settle_s
+        self.settle_s = settle_s
         self._is_written = is_written
         self.closed_at: dict[int, float] = {}
         self.commits = Commits(namespace)
@@ -183,7 +183,7 @@ class Preimages:
             return False
         if content.staging:
             closed = self.closed_at.get(ino, float("-inf"))
-            settled = unsettled or time.monotonic() - closed >= self._settle_s
+            settled = unsettled or time.monotonic() - closed >= self.settle_s
             if self._is_written(ino):
                 return False
             if not settled and not self.commits.covers(inode.links[0][0], closed):

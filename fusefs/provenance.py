@@ -81,7 +81,7 @@ class Provenance:
     ) -> None:
         """`is_written` tells whether an inode is open for writing, `parents_of` which directories have it,
         `read` the facts of a process and user, in a thread."""
-        self.is_on = is_on
+        self._is_on = is_on
         self._is_written = is_written
         self._parents_of = parents_of
         self._read = read
@@ -91,6 +91,13 @@ class Provenance:
         self._closed: dict[int, Noted] = {}
         self._ask, self._asked = trio.open_memory_channel[tuple[Process, int]](_MOST_WAITING)
         self._hangs = False
+
+    def switch(self, *, is_on: bool) -> None:
+        """Note writers from now on, or no more; then those that are noted are forgotten."""
+        self._is_on = is_on
+        if not is_on:
+            self._open.clear()
+            self._closed.clear()
 
     async def run(self) -> None:
         """Read what is asked for, for ever; a thread that hangs is left behind when this is cancelled."""
@@ -103,7 +110,7 @@ class Provenance:
         """The process that opens a file for writing; None if nothing is to be noted. The kernel keeps it
         waiting meanwhile, so that it is still there."""
         thread = requester.pid
-        if not self.is_on or not thread:
+        if not self._is_on or not thread:
             return None
         known, now_s = self._threads.get(thread), time.monotonic()
         if known is not None and now_s - known.looked_s < _TRUSTED_S:

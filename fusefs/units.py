@@ -33,7 +33,7 @@ class Units:
     ) -> None:
         """`is_off` tells by a unit's name whether the configuration wants no versions of it."""
         self._namespace = namespace
-        self._is_off = is_off
+        self.is_off = is_off
         self._globs = [glob.strip("/").split("/") for glob in globs]
         index = namespace.index
         self._root_is_run = index.get(Table.META, _ROOT_IS_RUN) is not None
@@ -92,7 +92,7 @@ class Units:
         """Whether versioning is switched off at or above a directory, or for its unit."""
         if any(self._namespace.inode(ino).versions_off for ino in self._namespace.ancestors(directory)):
             return True
-        return self._is_off is not None and self._is_off(self.name_of(self.top_of(directory)))
+        return self.is_off is not None and self.is_off(self.name_of(self.top_of(directory)))
 
     def _is_unit(self, ino: int, chain: list[int]) -> bool:
         """`chain` runs from `ino` up to the root."""

@@ -49,10 +49,7 @@ class Mount(CommandLine):
         self._watchdog: subprocess.Popen[bytes] | None = None
         for folder in (path, store.parent, logs / "home"):
             folder.mkdir(parents=True, exist_ok=True)
-        # Root's key would lie in /etc.
-        written = {"key": str(logs.absolute() / "signing.pem"), **self.config}
-        lines = [f"{key} = {_toml(value)}\n" for key, value in written.items()]
-        self._config_file.write_text("".join(lines))
+        self.configure(self.config)
 
     def __enter__(self) -> Self:
         try:
@@ -70,6 +67,26 @@ class Mount(CommandLine):
                 self.stop()
         finally:
             self.clean_up()
+
+    def configure(self, config: Config) -> None:
+        """Write the configuration file; a daemon that runs reads it after `reload`."""
+        # Root's key would lie in /etc.
+        written = {"key": str(self._config_file.parent.absolute() / "signing.pem"), **config}
+        lines = [f"{key} = {_toml(value)}\n" for key, value in written.items()]
+        self._config_file.write_text("".join(lines))
+
+    def reload(self) -> str:
+        """SIGHUP; the line of the log that says what came of it."""
+        before = len(self.log_tail(lines=100_000))
+        self._running().send_signal(signal.SIGHUP)
+
+        def told() -> str | None:
+            lines = self.log_tail(lines=100_000)[before:].splitlines()
+            return next((one for one in lines if "configuration" in one), None)
+
+        said = poll(told, READY_S)
+        assert said, f"nothing came of it:\n{self.log_tail()}"
+        return said
 
     def start(self) -> None:
         """Start the daemon; returns when it has said that the mount answers, at the latest after READY_S."""
