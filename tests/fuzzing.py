@@ -56,6 +56,11 @@ from ckptfs.store.places import decode_places
 from ckptfs.store.proof import decode_proof
 from ckptfs.store.proof_check import check_proof
 from ckptfs.store.recipe import decode_recipe
+from ckptfs.store.remote.box import RemoteKey, remote_key_of
+from ckptfs.store.remote.head import decode_head
+from ckptfs.store.remote.names import decode_remote_format, parse_head_key, parse_shard_key
+from ckptfs.store.remote.pack import pack_chunks
+from ckptfs.store.remote.shard import decode_shard
 from ckptfs.store.scrub_state import Finding, ScrubRun, encode_run
 from ckptfs.store.scrub_state import decode_run as decode_scrub_run
 from ckptfs.store.seal import decode_seal, head_of, make_seal
@@ -219,6 +224,17 @@ def decoders() -> dict[str, Decoder]:
         ),
         "page sums": Decoder(decode_page_sums, (encode_page_sums([1, 2]),), sealed=True),
         "scrub run": Decoder(decode_scrub_run, (encode_run(run),)),
+        "pack": Decoder(_all(pack_chunks), _hex("remote", "pack"), (Corrupt, Unsupported)),
+        "shard": Decoder(decode_shard, _hex("remote", "shard"), (Corrupt, Unsupported), sealed=True),
+        "remote head": Decoder(decode_head, _hex("remote", "head"), sealed=True),
+        "remote format": Decoder(decode_remote_format, _hex("remote", "format"), (Corrupt, Unsupported)),
+        "remote box": Decoder(lambda e: RemoteKey(bytes(32)).disclose("packs/ab", e), _hex("remote", "box")),
+        "remote key": Decoder(_text(remote_key_of), (b"5e" * 32,), refused),
+        "remote object keys": Decoder(
+            _text(lambda text: (parse_head_key(text), parse_shard_key(text))),
+            (b"heads/" + b"5e" * 16 + b"/0000000000000001", b"shards/" + b"5e" * 32),
+            (),
+        ),
         "format file": Decoder(decode_format, (encode_format(Format()),), ()),
         "cid": Decoder(parse_cid_bytes, tuple(bytes.fromhex("01551e20") + bytes(32) for _ in "a"), refused),
         "cid text": Decoder(

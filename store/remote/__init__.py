@@ -1,0 +1,1 @@
+"""Copies of versions in an object store: FORMAT.md, "Remotes"."""

@@ -1,0 +1,183 @@
+"""A remote: its objects by what is in them, whether or not they are encrypted on the way.
+
+One rule: what is read is checked against its name, or (a part of a pack) is checked by whoever asked for it,
+chunk by chunk; what is written is there with the right bytes before anybody is told.
+
+Source: FORMAT.md, "Remotes".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import trio
+
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
+from ckptfs.store.bucket_probe import probe
+from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotFound
+from ckptfs.store.remote.box import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    SALT_BYTES,
+    TAG_BYTES,
+    RemoteKey,
+    enclosed_size,
+    plain_name,
+)
+from ckptfs.store.remote.names import (
+    FORMAT_KEY,
+    RemoteFormat,
+    decode_remote_format,
+    encode_remote_format,
+    new_format,
+)
+
+Random = Callable[[int], bytes]
+
+
+class Remote:
+    """The objects of one remote. Keeps no state; any task of one thread may call.
+
+    Every method raises as the bucket does, besides what it says itself.
+    """
+
+    def __init__(self, bucket: Bucket, key: RemoteKey | None = None, random: Random = os.urandom) -> None:
+        """`random(n)` gives n unpredictable bytes."""
+        self._bucket = bucket
+        self._key = key
+        self._random = random
+
+    @property
+    def url(self) -> str:
+        """What messages call it."""
+        return self._bucket.url
+
+    async def open(self, *, create: bool = False) -> None:
+        """Look at what the place is; with `create` make a remote of one without objects, after a probe.
+
+        NotFound: there is no remote. InvalidRequest: another key is needed, or there is something else.
+        Unsupported: a later program's, or a storage that does not keep its word.
+        """
+        try:
+            form = decode_remote_format(await self._bucket.read(FORMAT_KEY))
+        except NotFound:
+            if not create:
+                raise NotFound(
+                    f"{self.url} is not a remote of ckptfs; the first `ckptfs push` makes one"
+                ) from None
+            form = await self._make()
+        if form.key and self._key is None:
+            raise InvalidRequest(f"{self.url} is encrypted: give its key (`key` in [[remote]])")
+        if self._key is not None and form.key != self._key.check:
+            what = "is encrypted with another key" if form.key else "is not encrypted, so take `key` out"
+            raise InvalidRequest(f"{self.url} {what}")
+
+    async def _make(self) -> RemoteFormat:
+        await probe(self._bucket, self._random(16).hex())
+        form = new_format(self._key.check if self._key is not None else "")
+        try:
+            await self._bucket.create(FORMAT_KEY, encode_remote_format(form))
+        except Conflict:
+            return decode_remote_format(await self._bucket.read(FORMAT_KEY))
+        return form
+
+    def name(self, content: Payload) -> bytes:
+        """The name of an object with this content."""
+        return self._key.name(content) if self._key is not None else plain_name(content)
+
+    async def put(self, key: str, name: bytes, content: Payload, *, check_first: bool = False) -> bool:
+        """Have an object `key`, whose name is that of its `content`, on the storage; False if it was there.
+
+        Durable when: this returned. Corrupt: what was sent does not come back, even after another try.
+        `check_first`: it may well be there, so it is not sent before that is known.
+        """
+        if check_first and await self._is_there(key, name, len(content)):
+            return False
+        enclosed = await self._enclose(key, content)
+        try:
+            await self._bucket.create(key, enclosed)
+        except Conflict:
+            if await self._is_right(key, name):
+                return False
+        else:
+            if self._bucket.checks_uploads or await self._is_right(key, name):
+                return True
+        # Torn on the way, or rotten since: the one case in which an object is replaced.
+        await self._bucket.overwrite(key, enclosed)
+        if not await self._is_right(key, name):
+            raise Corrupt(f"{self.url}/{key} comes back with other bytes than were sent")
+        return True
+
+    async def get(self, key: str, name: bytes) -> bytes:
+        """The content of a whole object; NotFound; Corrupt if it is not what its name says."""
+        content = await self.get_unnamed(key)
+        if await trio.to_thread.run_sync(self.name, content) != name:
+            raise Corrupt(f"{self.url}/{key} was changed, cut or exchanged")
+        return content
+
+    async def get_range(self, key: str, offset: int, length: int, size: int) -> bytes:
+        """`length` bytes (at least 1) from `offset` of the content, which has `size` bytes.
+
+        NotFound; Corrupt if the object ends before or, encrypted, was changed. Else nothing is checked.
+        """
+        if self._key is None:
+            return await self._bucket.read_range(key, offset, length)
+        header = await self._bucket.read_range(key, 0, HEADER_BYTES)
+        first, stop = offset // BLOCK_BYTES, -(-(offset + length) // BLOCK_BYTES)
+        start = HEADER_BYTES + first * (BLOCK_BYTES + TAG_BYTES)
+        end = min(HEADER_BYTES + stop * (BLOCK_BYTES + TAG_BYTES), enclosed_size(size))
+        blocks = await self._bucket.read_range(key, start, end - start)
+        last, key_of = max(0, size - 1) // BLOCK_BYTES, self._key
+        content = await trio.to_thread.run_sync(key_of.disclose_blocks, key, header, blocks, first, last)
+        skip = offset - first * BLOCK_BYTES
+        return content[skip : skip + length]
+
+    async def create_unnamed(self, key: str, content: Payload) -> None:
+        """Make an object that is not named by its content; Conflict if there is one with another content.
+        Durable when: this returned."""
+        try:
+            await self._bucket.create(key, await self._enclose(key, content))
+        except Conflict:
+            # Enclosed anew it has other bytes.
+            if await self.get_unnamed(key) != content:
+                raise
+
+    async def get_unnamed(self, key: str) -> bytes:
+        """The content of such an object; NotFound; Corrupt if it was changed (as far as encryption tells)."""
+        found = await self._bucket.read(key)
+        if self._key is None:
+            return found
+        return await trio.to_thread.run_sync(self._key.disclose, key, found)
+
+    async def list_objects(self, prefix: str) -> list[ObjectMeta]:
+        """As Bucket.list_objects; the sizes are those of what is stored."""
+        return await self._bucket.list_objects(prefix)
+
+    async def stat(self, key: str) -> ObjectMeta:
+        """As Bucket.stat."""
+        return await self._bucket.stat(key)
+
+    async def remove(self, key: str) -> None:
+        """As Bucket.remove."""
+        await self._bucket.remove(key)
+
+    async def _enclose(self, key: str, content: Payload) -> Payload:
+        if self._key is None:
+            return content
+        return await trio.to_thread.run_sync(self._key.enclose, key, content, self._random(SALT_BYTES))
+
+    async def _is_there(self, key: str, name: bytes, size: int) -> bool:
+        try:
+            found = await self._bucket.stat(key)
+        except NotFound:
+            return False
+        wanted = size if self._key is None else enclosed_size(size)
+        return found.size == wanted and await self._is_right(key, name)
+
+    async def _is_right(self, key: str, name: bytes) -> bool:
+        try:
+            await self.get(key, name)
+        except (Corrupt, NotFound):
+            return False
+        return True
