@@ -252,6 +252,10 @@ class Histories:
         rows = ((recipe, self._index.get(Table.DIGEST, recipe), one) for recipe, one in said)
         return [recipe for recipe, row, one in rows if row is not None and row != encode_digests(one)]
 
+    def history_bytes(self, unit: Unit) -> bytes:
+        """A unit's history file as far as it is mirrored: whole batches."""
+        return self._log.read_all(unit.unit)[: unit.file_bytes]
+
     def head(self, unit: Unit) -> tuple[bytes, PublicKey | None]:
         """The chain value behind a unit's last record, and the key in the seal of that, if it has one."""
         return self._writer.chain(unit), self._writer.last_key(unit)

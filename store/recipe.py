@@ -104,6 +104,10 @@ class Recipe:
         packed = self._ids[32 * start : None if stop is None else 32 * stop]
         return [ChunkId(packed[at : at + 32]) for at in range(0, len(packed), 32)]
 
+    def packed_ids(self) -> bytes:
+        """The same of all pieces, 32 bytes each, one behind the other."""
+        return self._ids
+
     def index_at(self, offset: int) -> int:
         """Which piece holds byte `offset` (0 <= offset < size)."""
         assert 0 <= offset < self.size, "offset outside of the recipe"

@@ -56,8 +56,12 @@ Tree: TypeAlias = "Mapping[bytes, File | Special | bytes | Tree]"
 class SavedStore:
     """Opens a store and publishes into it. One per store at a time; `close` it."""
 
-    def __init__(self, root: Path, disk: Disk | None = None, key: SigningKey | None = None) -> None:
+    def __init__(
+        self, root: Path, disk: Disk | None = None, key: SigningKey | None = None, node: bytes = b""
+    ) -> None:
+        """`node` makes the unit ids others than those of the same names elsewhere."""
         self.root = root
+        self._node = node
         opened = open_store(str(root), create=True)
         self.disk = disk if disk is not None else opened
         self.index = Index(self.disk)
@@ -78,7 +82,7 @@ class SavedStore:
         unit = self.histories.unit_named(name)
         if unit is not None:
             return unit
-        identity = UnitId(chunk_id(name)[:16])
+        identity = UnitId(chunk_id(self._node + name)[:16])
         return self.histories.new_unit(identity, name, 2 + len(self.histories.units()), self.now_ns)
 
     async def publish(

@@ -122,6 +122,11 @@ def keys_of(chunks: Iterable[ChunkId]) -> Keys:
     return np.frombuffer(b"".join(chunks), "S32")
 
 
+def chunk_of_key(key: bytes) -> ChunkId:
+    """The chunk id of a key as numpy gives it, without the zeros at its end."""
+    return ChunkId(key.ljust(32, b"\0"))
+
+
 def find_rows(rows: Rows, wanted: Keys) -> npt.NDArray[np.intp]:
     """The number of each chunk's row among sorted rows; -1 where there is none."""
     if not len(rows) or not len(wanted):

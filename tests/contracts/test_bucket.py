@@ -109,7 +109,7 @@ def test_of_several_at_once_one_creates(bucket: Bucket) -> None:
 
 def test_lists_are_of_a_folder(bucket: Bucket) -> None:
     async def main() -> None:
-        assert await bucket.list_objects("") == [] and await bucket.list("nothing") == []
+        assert await bucket.list_objects("") == [] and await bucket.list_objects("nothing") == []
         for key in ("a/2", "a/1", "a/b/3", "ab/4", "c"):
             await bucket.create(key, key.encode())
         assert [meta.key for meta in await bucket.list_objects("")] == ["a/1", "a/2", "a/b/3", "ab/4", "c"]

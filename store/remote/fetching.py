@@ -1,0 +1,196 @@
+"""Fetching chunks from a remote into the store: what it lacks, in few and long ranges.
+
+One rule: a chunk is stored only if its bytes match its id, and is pinned from before it is looked for until
+its owner's record is committed.
+
+Source: FORMAT.md, "Remotes", "Fetching".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import trio
+
+from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.ids import ChunkId, cid_text
+from ckptfs.store.ingest import Ingest
+from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.names import pack_key
+from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.pack import checked_chunk
+from ckptfs.store.remote.shard import Keys, Rows, chunk_of_key, find_rows, keys_of
+from ckptfs.store.segments import Segments
+
+RANGE_BYTES = 8 << 20
+_GAP_BYTES = 64 << 10
+_BATCH_BYTES = 32 << 20
+_PARALLEL = 4
+_SLICE = 4096
+Got = tuple[ChunkId, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """`length` bytes from `offset` of a pack, which holds the chunks of `rows`."""
+
+    pack: int
+    offset: int
+    length: int
+    rows: Rows
+
+
+class Fetcher:
+    """Belongs to the index thread. At most two batches of _BATCH_BYTES are in memory.
+
+    `held` pins all that was asked for. `fetched_bytes` counts payload.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        known: KnownChunks,
+        segments: Segments,
+        ingest: Ingest,
+        held: set[ChunkId],
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._remote = remote
+        self._known = known
+        self._segments = segments
+        self._ingest = ingest
+        self._held = held
+        self._on_progress = on_progress
+        self.fetched_bytes = 0
+        self.fetched_chunks = 0
+
+    async def fetch(self, wanted: Keys) -> None:
+        """Have all of these in the store. Corrupt names a chunk that the remote lacks or has with other
+        bytes; other errors as the remote and the ingest raise. Durable when: this returned."""
+        missing = [chunk for part in self._absent(wanted) for chunk in part]
+        if not missing:
+            return
+        rows = self._known.rows_of(keys_of(missing))
+        if len(rows) < len(missing):
+            await self._known.refresh()
+            rows = self._known.rows_of(keys_of(missing))
+        if len(rows) < len(missing):
+            raise self._lacking(missing, rows)
+        await self._store(rows)
+
+    def _absent(self, wanted: Keys) -> Iterator[list[ChunkId]]:
+        """Those that are not stored, a slice at a time."""
+        for start in range(0, len(wanted), _SLICE):
+            chunks = [chunk_of_key(key) for key in wanted[start : start + _SLICE].tolist()]
+            self._held.update(chunks)
+            there = set(self._segments.locate_many(chunks).chunks)
+            yield [chunk for chunk in chunks if chunk not in there]
+
+    def _lacking(self, missing: list[ChunkId], rows: Rows) -> Corrupt:
+        numbers = find_rows(rows[rows["chunk"].argsort()], keys_of(missing)) if len(rows) else [-1]
+        lost = [chunk for chunk, at in zip(missing, numbers, strict=False) if at < 0] or missing
+        why = f" ({self._known.problems[0]})" if self._known.problems else ""
+        return Corrupt(
+            f"{self._remote.url} lacks {len(missing) - len(rows)} chunks, {cid_text(lost[0])} for one{why}",
+            expected=lost[0],
+        )
+
+    async def _store(self, rows: Rows) -> None:
+        """Read ranges while the batch before is stored."""
+        send, receive = trio.open_memory_channel[list[Got]](0)
+        failures: list[CkptfsError | OSError] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_batches, rows, send, failures)
+            async with receive:
+                try:
+                    async for batch in receive:
+                        await self._ingest.store_objects(batch, self._held)
+                        self.fetched_chunks += len(batch)
+                        self.fetched_bytes += sum(len(payload) for _, payload in batch)
+                        self._on_progress(self.fetched_bytes)
+                except (CkptfsError, OSError) as e:
+                    failures.append(e)
+        if failures:
+            raise failures[0]
+
+    async def _read_batches(
+        self, rows: Rows, send: trio.MemorySendChannel[list[Got]], failures: list[CkptfsError | OSError]
+    ) -> None:
+        async with send:
+            try:
+                for batch in _batches(rows):
+                    await send.send(await self._read(batch))
+            except (CkptfsError, OSError) as e:
+                failures.append(e)
+            except trio.BrokenResourceError:
+                pass  # what came before could not be stored
+
+    async def _read(self, ranges: list[_Range]) -> list[Got]:
+        found: dict[int, list[Got]] = {}
+        failures: list[CkptfsError | OSError] = []
+        limiter = trio.CapacityLimiter(_PARALLEL)
+
+        async def read(number: int, one: _Range) -> None:
+            async with limiter:
+                if failures:
+                    return
+                try:
+                    found[number] = await self._read_range(one)
+                except (CkptfsError, OSError) as e:
+                    failures.append(e)
+
+        async with trio.open_nursery() as nursery:
+            for number, one in enumerate(ranges):
+                nursery.start_soon(read, number, one)
+        if failures:
+            raise failures[0]
+        return [got for number in sorted(found) for got in found[number]]
+
+    async def _read_range(self, one: _Range) -> list[Got]:
+        pack = self._known.packs[one.pack]
+        key = pack_key(pack.name)
+        content = await self._remote.get_range(key, one.offset, one.length, pack.size)
+        try:
+            return await trio.to_thread.run_sync(_cut, one, content)
+        except Corrupt as e:
+            raise Corrupt(f"{self._remote.url}/{key}: {e}", expected=e.expected, got=e.got) from None
+
+
+def _cut(one: _Range, content: bytes) -> list[Got]:
+    view = memoryview(content)
+    found = []
+    for row in one.rows:
+        chunk, start = ChunkId(row["chunk"].tobytes()), int(row["offset"]) - one.offset
+        found.append((chunk, checked_chunk(chunk, view[start : start + int(row["stored"])])))
+    return found
+
+
+def _ranges(rows: Rows) -> Iterator[_Range]:
+    """Runs of neighbours, of rows in the order of pack and offset."""
+    packs, starts = rows["pack"].tolist(), rows["offset"].tolist()
+    ends = (rows["offset"].astype("u8") + rows["stored"]).tolist()
+    first = 0
+    for at in range(1, len(rows) + 1):
+        is_near = (
+            at < len(rows)
+            and packs[at] == packs[first]
+            and starts[at] - ends[at - 1] <= _GAP_BYTES
+            and ends[at] - starts[first] <= RANGE_BYTES
+        )
+        if not is_near:
+            yield _Range(packs[first], starts[first], ends[at - 1] - starts[first], rows[first:at])
+            first = at
+
+
+def _batches(rows: Rows) -> Iterator[list[_Range]]:
+    batch: list[_Range] = []
+    size = 0
+    for one in _ranges(rows):
+        batch.append(one)
+        size += one.length
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,106 @@
+"""Finding the newest head of a unit on a remote, and placing the next one.
+
+One rule: a number is taken once. What a list says is a hint; whether the next number is there is asked by
+name.
+
+Source: FORMAT.md, "Remotes", "Reading the newest head".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptfs.store.errors import Corrupt, NotFound, Unavailable
+from ckptfs.store.ids import UnitId
+from ckptfs.store.remote.head import RemoteHead, decode_head
+from ckptfs.store.remote.names import HEADS, head_key, heads_of, parse_head_key
+from ckptfs.store.remote.objects import Remote
+
+KEPT = 8
+_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest head that can be read (None: none), the highest number that is taken (0: none), when the
+    storage got that head (ns), and what is wrong with newer ones."""
+
+    head: RemoteHead | None
+    sequence: int
+    modified_ns: int
+    problems: tuple[str, ...] = ()
+
+
+async def newest_head(remote: Remote, unit: UnitId, at_least: int = 0) -> Newest:
+    """A unit's newest head. `at_least`: a number that was taken, as somebody knows.
+
+    Unavailable if heads come and go faster than they can be read; other errors as the remote raises.
+    """
+    for _ in range(_TRIES):
+        listed = await _listed(remote, heads_of(unit))
+        found = await _newest_of(remote, unit, listed.get(unit, []), at_least)
+        if found is not None:
+            return found
+    raise Unavailable(f"the heads of {unit.hex()} at {remote.url} are removed while they are read; try again")
+
+
+async def newest_heads(remote: Remote) -> list[Newest]:
+    """The newest head of every unit, by unit id."""
+    listed = await _listed(remote, HEADS)
+    found = []
+    for unit in sorted(listed):
+        newest = await _newest_of(remote, unit, listed[unit], 0)
+        found.append(newest if newest is not None else await newest_head(remote, unit))
+    return found
+
+
+async def place_head(remote: Remote, head: RemoteHead) -> None:
+    """Make a head. Conflict if its number is taken by another. Durable when: this returned."""
+    encoded = head.encode()
+    assert decode_head(encoded) == head, "a head does not decode to itself"
+    await remote.create_unnamed(head_key(head.unit, head.sequence), encoded)
+
+
+async def remove_old_heads(remote: Remote, unit: UnitId, newest: int) -> None:
+    """Remove the heads that are KEPT and more behind the newest."""
+    for sequence in (await _listed(remote, heads_of(unit))).get(unit, []):
+        if sequence <= newest - KEPT:
+            await remote.remove(head_key(unit, sequence))
+
+
+async def _listed(remote: Remote, folder: str) -> dict[UnitId, list[int]]:
+    found: dict[UnitId, list[int]] = {}
+    for meta in await remote.list_objects(folder):
+        parsed = parse_head_key(meta.key)
+        if parsed is not None:
+            found.setdefault(parsed[0], []).append(parsed[1])
+    return {unit: sorted(sequences) for unit, sequences in found.items()}
+
+
+async def _newest_of(remote: Remote, unit: UnitId, listed: list[int], at_least: int) -> Newest | None:
+    """None: the highest that was listed is not there any more, so there are higher ones."""
+    sequence = max([*listed, at_least])
+    while await _is_there(remote, unit, sequence + 1):
+        sequence += 1
+    problems: list[str] = []
+    for candidate in sorted({*listed, sequence} - {0}, reverse=True):
+        key = head_key(unit, candidate)
+        try:
+            head = decode_head(await remote.get_unnamed(key))
+            if head.unit != unit or head.sequence != candidate:
+                raise Corrupt("it is that of another unit or number")
+            return Newest(head, sequence, (await remote.stat(key)).modified_ns, tuple(problems))
+        except Corrupt as e:
+            problems.append(f"{remote.url}/{key}: {e}")
+        except NotFound:
+            if candidate in listed[-1:] and not problems:
+                return None
+    return Newest(None, sequence, 0, tuple(problems))
+
+
+async def _is_there(remote: Remote, unit: UnitId, sequence: int) -> bool:
+    try:
+        await remote.stat(head_key(unit, sequence))
+    except NotFound:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""What a remote has: the rows of its shards, in memory.
+
+One rule: a chunk is known only if a shard that was read whole says so; what cannot be read is named, and its
+chunks count as missing, so the next push sends them anew.
+
+52 bytes of memory a chunk. Source: FORMAT.md, "Remotes", "Shard".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import trio
+
+from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
+from ckptfs.store.remote.names import SHARDS, parse_shard_key, shard_key
+from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.shard import (
+    ROW,
+    Keys,
+    PackFacts,
+    Rows,
+    Shard,
+    decode_shard,
+    find_rows,
+    sorted_rows,
+)
+
+_PARALLEL = 8
+_SETTLE_ROWS = 1 << 16
+_SETTLE_SHARE = 8
+
+
+class KnownChunks:
+    """Belongs to one thread; one `refresh` or `add` at a time. `packs` are numbered as rows name them."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._settled, self._recent = np.zeros(0, ROW), np.zeros(0, ROW)
+        self._read: set[bytes] = set()
+        self.packs: list[PackFacts] = []
+        self.problems: list[str] = []
+
+    async def refresh(self) -> None:
+        """Read the shards that are there and were not read yet. What is wrong with one goes to `problems`;
+        other errors as the remote raises."""
+        listed = await self._remote.list_objects(SHARDS)
+        names = [name for meta in listed if (name := parse_shard_key(meta.key)) is not None]
+        fresh = [name for name in names if name not in self._read]
+        failures: list[CkptfsError] = []
+        limiter = trio.CapacityLimiter(_PARALLEL)
+        async with trio.open_nursery() as nursery:
+            for name in fresh:
+                nursery.start_soon(self._load, name, limiter, failures)
+        if failures:
+            raise failures[0]
+
+    async def _load(self, name: bytes, limiter: trio.CapacityLimiter, failures: list[CkptfsError]) -> None:
+        async with limiter:
+            if failures:
+                return
+            try:
+                content = await self._remote.get(shard_key(name), name)
+                shard = await trio.to_thread.run_sync(decode_shard, content)
+            except (Corrupt, NotFound) as e:
+                self.problems.append(str(e))
+                return
+            except CkptfsError as e:
+                failures.append(e)
+                return
+        self.add(name, shard)
+
+    def add(self, name: bytes, shard: Shard) -> None:
+        """Know what a shard lists."""
+        if name in self._read:
+            return
+        self._read.add(name)
+        rows = shard.rows.copy()
+        rows["pack"] += len(self.packs)
+        self.packs += shard.packs
+        self._recent = sorted_rows(np.concatenate([self._recent, rows]))
+        if len(self._recent) > max(_SETTLE_ROWS, len(self._settled) // _SETTLE_SHARE):
+            self._settled = sorted_rows(np.concatenate([self._settled, self._recent]))
+            self._recent = self._recent[:0]
+
+    def __len__(self) -> int:
+        return len(self._settled) + len(self._recent)
+
+    def missing(self, wanted: Keys) -> Keys:
+        """Those of `wanted` that no shard lists."""
+        wanted = wanted[find_rows(self._settled, wanted) < 0]
+        return wanted[find_rows(self._recent, wanted) < 0]
+
+    def rows_of(self, wanted: Keys) -> Rows:
+        """The rows of those that some shard lists, in the order of pack and offset."""
+        found = [
+            rows[at[at >= 0]] for rows in (self._settled, self._recent) for at in [find_rows(rows, wanted)]
+        ]
+        rows = sorted_rows(np.concatenate(found))
+        return rows[np.lexsort((rows["offset"], rows["pack"]))]

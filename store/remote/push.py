@@ -1,0 +1,227 @@
+"""Push: versions of this store become versions of a remote.
+
+One rule: a head names a version only after every chunk that it leads to is on the remote, and the version
+counts as copied only after the head and its history were read back.
+
+Source: FORMAT.md, "Remotes", "Copying, and what a crash leaves".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Conflict, Corrupt
+from ckptfs.store.histories import Histories
+from ckptfs.store.history import State, VersionRecord
+from ckptfs.store.history_scan import scan_history
+from ckptfs.store.ids import UnitId
+from ckptfs.store.remote.catalogue import read_history
+from ckptfs.store.remote.copied import Copied, CopiedUnits
+from ckptfs.store.remote.head import Piece, RemoteHead, decode_head, merged_pieces
+from ckptfs.store.remote.heads import newest_head, place_head, remove_old_heads
+from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.names import head_key, piece_key
+from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.reading import chunks_of
+from ckptfs.store.remote.sending import OnProgress, Sender, Sent
+from ckptfs.store.seal import chain_behind
+from ckptfs.store.segments import Segments
+from ckptfs.store.units import Unit
+
+_TRIES = 4
+Wanted = Callable[[VersionRecord], bool]
+
+
+def complete_versions(record: VersionRecord) -> bool:
+    """What is copied if nobody asks for more."""
+    return record.state is State.COMPLETE
+
+
+@dataclass(slots=True)
+class PushReport:
+    """What a push of one unit did: the versions `copied` by it, and all that are `safe` now; what it `sent`;
+    `problems` are sentences on what was not as it should be."""
+
+    copied: list[int] = field(default_factory=list)
+    safe: tuple[int, ...] = ()
+    sent: Sent = field(default_factory=Sent)
+    problems: list[str] = field(default_factory=list)
+
+
+class Overtaken(Conflict):
+    """The head that was to be made is there: what was planned has to be planned anew."""
+
+
+class Pusher:
+    """Copies units to one remote. Belongs to the index thread; one push at a time.
+
+    What it takes of memory is said in sending.py.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        disk: Disk,
+        segments: Segments,
+        histories: Histories,
+        copied: CopiedUnits,
+        node: str,
+        on_progress: OnProgress = lambda done, total: None,
+    ) -> None:
+        """`node` is what this node is called, for people; `on_progress(done, total)` is told bytes."""
+        self._remote = remote
+        self._disk = disk
+        self._segments = segments
+        self._histories = histories
+        self._copied = copied
+        self._node = node
+        self._on_progress = on_progress
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._known = KnownChunks(self._remote)
+        self._sender = Sender(self._remote, self._disk, self._segments, self._known, self._on_progress)
+
+    async def push(
+        self, unit_id: UnitId, wanted: Wanted = complete_versions, *, again: bool = False
+    ) -> PushReport:
+        """Copy the versions of a unit that are `wanted` and not copied yet, the newest first; `again`: see
+        to it that those that are copied still have all their chunks there, as far as shards tell.
+
+        A version that is damaged here is left out and named in `problems`. Conflict: the remote has another
+        history under this unit's id. Other errors as the remote raises: the versions in `safe` of the next
+        report stay copied. Durable when: this returned.
+        """
+        await self._remote.open(create=True)
+        report = PushReport()
+        for last in range(_TRIES - 1, -1, -1):
+            try:
+                await self._push(unit_id, wanted, again, report)
+                break
+            except Overtaken:
+                if not last:
+                    raise
+                self._begin_anew()
+        report.problems += self._known.problems
+        return report
+
+    async def _push(self, unit_id: UnitId, wanted: Wanted, again: bool, report: PushReport) -> None:
+        base = await self._begin(unit_id, report)
+        await self._known.refresh()
+        again = again or bool(self._known.problems)
+        for record in reversed(self._histories.versions(unit_id)):
+            is_copied = record.number in base.versions
+            if (is_copied and not again) or not (is_copied or wanted(record)):
+                continue
+            try:
+                missing = self._known.missing(await chunks_of(self._segments, record))
+                await self._sender.send(missing, report.sent)
+            except Corrupt as e:
+                if self._histories.version(unit_id, record.number) is not None:
+                    report.problems.append(f"version {record.number} is not copied whole: {e}")
+                continue  # else it was let go meanwhile
+            if not is_copied:
+                base = await self._place(unit_id, base, record.number, report)
+                report.copied.append(record.number)
+        if base.chain != self._history(unit_id)[1]:
+            base = await self._place(unit_id, base, None, report)
+        report.safe = base.versions
+
+    # ---- heads and histories ----------------------------------------------------------------
+
+    async def _begin(self, unit_id: UnitId, report: PushReport) -> RemoteHead:
+        """The head to go on from: the collector of the remote sees it before anything is relied on."""
+        noted = self._copied.of(unit_id)
+        newest = await newest_head(self._remote, unit_id)
+        report.problems += newest.problems
+        if noted is not None and newest.sequence < noted.sequence:
+            report.problems.append(
+                f"{self._remote.url} was put back to an older state: head {newest.sequence} of "
+                f"{unit_id.hex()} is the newest there, {noted.sequence} was"
+            )
+        sequence = max(newest.sequence, noted.sequence if noted is not None else 0)
+        if newest.head is not None:
+            self._check_continues(newest.head, self._history(unit_id)[0])
+            if sequence == newest.head.sequence:
+                return newest.head
+        unit = self._unit(unit_id)
+        base = newest.head or RemoteHead(unit=unit_id, sequence=1, name=unit.name, node=self._node)
+        base = replace(base, sequence=sequence + 1)
+        await self._make_head(base)
+        return base
+
+    def _check_continues(self, head: RemoteHead, history: bytes) -> None:
+        """Conflict unless what is copied of the history is the beginning of what is here."""
+        is_here = head.history_bytes <= len(history)
+        if not is_here or _chain_of(history[: head.history_bytes]) != head.chain:
+            raise Conflict(
+                f"{self._remote.url} has another history of {head.unit.hex()} (by {head.node!r}) than this "
+                "store: an older copy of the store was put back, or two are in use"
+            )
+
+    async def _place(
+        self, unit_id: UnitId, base: RemoteHead, number: int | None, report: PushReport
+    ) -> RemoteHead:
+        """The next head, with version `number` too; read back, and noted."""
+        history, chain = self._history(unit_id)
+        pieces = await self._send_history(unit_id, base, history, report)
+        head = replace(
+            base,
+            sequence=base.sequence + 1,
+            name=self._unit(unit_id).name,
+            node=self._node,
+            pieces=pieces,
+            chain=chain,
+            versions=tuple(sorted({*base.versions, *([] if number is None else [number])})),
+        )
+        await self._make_head(head)
+        read = decode_head(await self._remote.get_unnamed(head_key(unit_id, head.sequence)))
+        if read != head or await read_history(self._remote, read) != history:
+            raise Corrupt(
+                f"head {head.sequence} of {unit_id.hex()} comes back from {self._remote.url} changed"
+            )
+        await self._note(head)
+        await remove_old_heads(self._remote, unit_id, head.sequence)
+        return head
+
+    async def _make_head(self, head: RemoteHead) -> None:
+        try:
+            await place_head(self._remote, head)
+        except Conflict as e:
+            raise Overtaken(f"somebody else copies {head.unit.hex()} too, or collects: {e}") from None
+
+    async def _send_history(
+        self, unit_id: UnitId, base: RemoteHead, history: bytes, report: PushReport
+    ) -> tuple[Piece, ...]:
+        added = len(history) - base.history_bytes
+        if not added:
+            return base.pieces
+        kept = base.pieces[: merged_pieces(base.pieces, added)]
+        content = history[sum(piece.size for piece in kept) :]
+        piece = Piece(self._remote.name(content), len(content))
+        if await self._remote.put(piece_key(unit_id, piece.name), piece.name, content):
+            report.sent.bytes += len(content)
+        return (*kept, piece)
+
+    async def _note(self, head: RemoteHead) -> None:
+        placed = await self._remote.stat(head_key(head.unit, head.sequence))
+        records = (self._histories.version(head.unit, number) for number in reversed(head.versions))
+        newest_ns = max((record.time_ns for record in records if record is not None), default=0)
+        copied = Copied(head.sequence, head.chain, head.versions, placed.modified_ns, newest_ns)
+        self._copied.note(head.unit, copied)
+
+    def _unit(self, unit_id: UnitId) -> Unit:
+        unit = self._histories.unit(unit_id)
+        assert unit is not None, "a unit does not go"
+        return unit
+
+    def _history(self, unit_id: UnitId) -> tuple[bytes, bytes]:
+        """The unit's history, and the chain value behind its last record."""
+        history = self._histories.history_bytes(self._unit(unit_id))
+        return history, _chain_of(history)
+
+
+def _chain_of(history: bytes) -> bytes:
+    return chain_behind(scan_history(history, 0).frames)
