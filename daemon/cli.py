@@ -24,6 +24,7 @@ from ckptfs.daemon import (
     cli_lifetime,
     cli_memory,
     cli_proofs,
+    cli_remotes,
     cli_versions,
 )
 from ckptfs.daemon.cli_output import Failed, one_line
@@ -50,6 +51,7 @@ def make_app() -> typer.Typer:
         cli_keys,
         cli_proofs,
         cli_memory,
+        cli_remotes,
         cli_doctor,
     )
     for group in groups:

@@ -244,6 +244,14 @@ def _writers_text(version: Mapping[str, object]) -> str:
     return " ".join(word for word in words if word)
 
 
+def _remote_line(remote: Mapping[str, object]) -> tuple[str, str]:
+    waiting = cast(int, remote["waiting_versions"])
+    waits = f"{waiting} versions wait" if waiting else "all complete versions are safe there"
+    safe = f", the newest that is safe is of {remote['newest_safe']}" if remote["newest_safe"] else ""
+    failure = f"; {remote['failure']}" if remote["failure"] else ""
+    return f"to {remote['name']}", f"{waits}{safe}{failure}"
+
+
 def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "ckptfs", str(status["version"])
     if status.get("mountpoint"):
@@ -257,6 +265,7 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "stored", human_bytes(cast(int, status["stored_bytes"]))
     yield "free", human_bytes(cast(int, status["free_bytes"]))
     yield from _scrub_line(cast("Mapping[str, object] | None", status.get("scrub")))
+    yield from map(_remote_line, cast("Sequence[Mapping[str, object]]", status.get("remotes") or ()))
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
     if status.get("digest_pending_bytes") is not None:
         yield "to digest", f"at most {human_bytes(cast(int, status['digest_pending_bytes']))}"

@@ -19,11 +19,15 @@ import msgspec
 from ckptfs.store.errors import InvalidRequest
 from ckptfs.store.retention import Policy
 
-_LATER = frozenset({"remote", "copies"})
+_LATER = frozenset({"copies"})
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40, "PI": 1 << 50}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?i?)b?\s*", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+_REMOTE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REMOTE_SCHEMES = ("file:///", "s3://", "az://", "gs://")
+CREDENTIAL = "credential:"
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
@@ -48,6 +52,22 @@ class UnitPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Policy(self.path, self.keep_last, self.keep_days, self.keep_every)
 
 
+class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[remote]]`: a place for copies, called `name`, at `url` (file:///DIR, s3://BUCKET/PREFIX,
+    az://ACCOUNT/CONTAINER/PREFIX, gs://BUCKET/PREFIX). `endpoint` and `region` are for what speaks S3;
+    credentials come from the environment. With `key`, the file of a key (64 hex digits) or
+    "credential:NAME" of the service manager, all that goes there is encrypted. `push = false`: only
+    `ckptfs push` copies, and not every publish.
+    """
+
+    name: str
+    url: str
+    key: str = ""
+    endpoint: str = ""
+    region: str = ""
+    push: bool = True
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one mount is told.
 
@@ -62,7 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     background. `provenance`: versions say which processes wrote them. `metrics`: where Prometheus finds
     the daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends in ".prom"
     (for the node exporter's textfile collector); "" keeps none. Units stand in it by their ids, with
-    `metrics_names` by name.
+    `metrics_names` by name. `remote`: where versions are copied to.
     """
 
     settle_s: Seconds = 2.0
@@ -71,6 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_free: int | str = "auto"
     key: str = ""
     policy: tuple[UnitPolicy, ...] = ()
+    remote: tuple[RemoteConfig, ...] = ()
     scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
@@ -174,6 +195,7 @@ def _check_values(config: Config) -> None:
     for policy in config.policy:
         if policy.path != "/" and not _is_glob(policy.path):
             raise InvalidRequest(f'`policy`: {policy.path!r} is not a glob of units such as "/*"')
+    _check_remotes(config.remote)
     if isinstance(config.min_free, int) and config.min_free < 0:
         raise InvalidRequest("`min_free` is negative")
     if config.metrics and not is_metrics_file(config.metrics):
@@ -182,6 +204,25 @@ def _check_values(config: Config) -> None:
     if share is not None and float(share[1]) >= 100:
         raise InvalidRequest(f"`min_free`: {config.min_free} leaves no room at all")
     config.min_free_bytes(1)
+
+
+def _check_remotes(remotes: tuple[RemoteConfig, ...]) -> None:
+    for remote in remotes:
+        if not _REMOTE_NAME.fullmatch(remote.name):
+            raise InvalidRequest(f"`remote`: {remote.name!r} is not a name of letters, digits, - and _")
+        if not remote.url.startswith(_REMOTE_SCHEMES) or "\0" in remote.url:
+            schemes = ", ".join(f"{scheme}…" for scheme in _REMOTE_SCHEMES)
+            raise InvalidRequest(f"`remote`: {remote.url!r} is not one of {schemes}")
+        if remote.key and not remote.key.startswith(("/", CREDENTIAL)):
+            raise InvalidRequest(
+                f'`remote`: the key {remote.key!r} is neither an absolute path nor "{CREDENTIAL}NAME"'
+            )
+        if (remote.endpoint or remote.region) and not remote.url.startswith("s3://"):
+            raise InvalidRequest("`remote`: `endpoint` and `region` are for s3:// only")
+    names = [remote.name for remote in remotes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"`remote`: two are called {twice!r}")
 
 
 def _is_glob(glob: str) -> bool:

@@ -148,6 +148,36 @@ class Du(Request, frozen=True, kw_only=True):
     """What a version, or all of them, take."""
 
 
+class Push(Request, frozen=True, kw_only=True):
+    """Copy the versions of the unit that `path` is in, or the one that `path` names, or of all units ("/"),
+    to `remote` (None: to all). `partial`: those too that are not complete. `again`: see to it that what was
+    copied is still there."""
+
+    remote: str | None = None
+    partial: bool = False
+    again: bool = False
+
+
+class Remotes(Request, frozen=True, kw_only=True):
+    """What the remotes (or `remote`) hold: the units of all nodes and their versions, checked against `keys`
+    (as in `Log`; none: whose seals there are)."""
+
+    remote: str | None = None
+    keys: tuple[str, ...] = ()
+
+
+class Pull(Request, frozen=True, kw_only=True):
+    """Fetch the version `path`, or a part of it, from `remote` (None: the only one). `node` says whose, where
+    several copied a unit of that name; `name` is what it is to be called here; `live`: make it the live
+    directory as well. `keys` as in `Remotes`."""
+
+    remote: str | None = None
+    node: str | None = None
+    name: str | None = None
+    live: bool = True
+    keys: tuple[str, ...] = ()
+
+
 class Gc(Request, frozen=True, kw_only=True):
     """Give back the space of what nothing refers to and no policy keeps, or only say what that is."""
 
@@ -176,6 +206,9 @@ AnyRequest = (
     | Seal
     | Scrub
     | Du
+    | Push
+    | Remotes
+    | Pull
     | Gc
 )
 KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))

@@ -25,7 +25,9 @@ from ckptfs.daemon.cli_output import human_bytes
 from ckptfs.daemon.command_publishing import CommandPublishing
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
+from ckptfs.daemon.copying import Copying
 from ckptfs.daemon.digesting import Digesting
+from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.key_rotation import read_rotations, rotate_key
 from ckptfs.daemon.keys import key_path, load_keyring
@@ -40,6 +42,8 @@ from ckptfs.daemon.places import make_socket_folder, socket_path
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.reloading import Reloader, Reread
+from ckptfs.daemon.remote_service import RemoteService
+from ckptfs.daemon.remotes import default_node_name, open_remote
 from ckptfs.daemon.retaining import Policies, Retainer
 from ckptfs.daemon.scrubbing import References, Scrubbing
 from ckptfs.daemon.service import Service
@@ -60,7 +64,6 @@ from ckptfs.store.writer_log import WriterLog
 
 log = logging.getLogger(__name__)
 _COMMIT_EVERY_S = 1.0
-_SLICE = 256
 _RECLAIM_EVERY_S = 3.0
 
 
@@ -137,6 +140,9 @@ class Mount:
         self._scrubbing = self._make_scrubbing()
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
+        self._copying = Copying(
+            parts, config.remote, lambda one: open_remote(one, os.environ), default_node_name()
+        )
         self._quarantine = Quarantine(parts.disk, parts.index, parts.segments, self._keeper.min_free_bytes)
         self._manager = ServiceManager(os.environ)
         self._reloader = Reloader(config_path, config, self._reconfigure, self._manager)
@@ -167,6 +173,8 @@ class Mount:
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
                 nursery.start_soon(keep_running, "scrubbing", self._scrubbing.run)
+                if any(one.push for one in self._config.remote):
+                    nursery.start_soon(keep_running, "copying", self._copying.run)
                 nursery.start_soon(self._metrics.run)
                 nursery.start_soon(self._digests_task.run)
                 nursery.start_soon(stop.watch_signals)
@@ -353,6 +361,9 @@ class Mount:
             self._retainer.collect,
             self._scrubbing.now,
             self._rotate_key,
+            RemoteService(
+                addresses, parts.histories, self._copying, Fetching(parts, self._copying), face.rollback
+            ),
         )
 
     def _make_unit(self, directory: int) -> None:
@@ -382,6 +393,7 @@ class Mount:
             kernel_reads=self.face.passthrough.stored_nodes,
             digest_pending_bytes=self._digesting.pending_bytes if self._config.digests else None,
             scrub=self._scrubbing.status(),
+            remotes=self._copying.status(),
         )
 
 

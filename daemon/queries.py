@@ -57,6 +57,7 @@ class Facts:
     digest_pending_bytes: int | None = None
     kernel_reads: int = 0
     scrub: Json = None
+    remotes: Json = None
 
 
 class Queries:
@@ -119,6 +120,7 @@ class Queries:
             "ingest_pending_bytes": facts.ingest_pending_bytes,
             "digest_pending_bytes": facts.digest_pending_bytes,
             "scrub": facts.scrub,
+            "remotes": facts.remotes,
             "key": None if (key := self._keyring.public) is None else key.fingerprint,
         }
 
@@ -146,7 +148,7 @@ class Queries:
         if address.version is not None:
             raise InvalidRequest(f"a history is verified as a whole; leave out @{address.version}")
         expected = None if expect is None else head_of(expect)
-        known = [_public_key(text) for text in keys] or self._keyring.trusted
+        known = [public_key(text) for text in keys] or self._keyring.trusted
         (unit,) = units_of(address)
         evidence = self._histories.evidence(unit.unit)
         # A key that was rotated without a daemon is in no history yet.
@@ -320,7 +322,8 @@ def _writers_json(record: WritersRecord | None) -> dict[str, Json]:
     return {"writers": writers, "other_writers": record.others if record is not None else 0}
 
 
-def _public_key(text: str) -> PublicKey:
+def public_key(text: str) -> PublicKey:
+    """The public key in 64 hex digits, or InvalidRequest."""
     try:
         return PublicKey(bytes.fromhex(text))
     except ValueError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,8 +23,9 @@ from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Queries, units_of
+from ckptfs.daemon.remote_service import RemoteService, RollingBack
 from ckptfs.daemon.rights import Access, Caller
-from ckptfs.fusefs.rollback import Rolled, Wanted
+from ckptfs.fusefs.rollback import Wanted
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
@@ -41,13 +42,6 @@ class Publishing(Protocol):
 
     async def publish_now(self, top: int, tag: str | None, step: int | None) -> VersionRecord:
         """Publish the unit whose directory is `top`, and tag the version. Durable when: this returned."""
-
-
-class RollingBack(Protocol):
-    """Gives units the trees of their versions."""
-
-    async def roll_back(self, wanted: Sequence[Wanted], uid: int | None) -> list[Rolled]:
-        """As Rollback.roll_back in fusefs. Durable when: this returned."""
 
 
 class Service:
@@ -67,6 +61,7 @@ class Service:
         collect: Callable[[bool], Awaitable[Json]],
         scrub: Callable[[Report], Awaitable[Json]],
         rotate_key: Callable[[], Awaitable[None]],
+        remotes: RemoteService,
     ) -> None:
         """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
         `scrub(report)` that to `scrub`; `rotate_key()` has all that follows signed with a new key."""
@@ -82,6 +77,7 @@ class Service:
         self._collect = collect
         self._scrub = scrub
         self._rotate_key = rotate_key
+        self._remotes = remotes
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
         """The result of a request by `peer`; a CkptfsError says why there is none."""
@@ -91,6 +87,9 @@ class Service:
         if isinstance(request, messages.Gc | messages.Keys | messages.RotateKey | messages.Scrub):
             self._rights.require_owner(caller)
             return await self._for_owner(request, report)
+        if isinstance(request, messages.Push | messages.Pull | messages.Remotes):
+            self._rights.require_owner(caller)
+            return await self._remotes.answer(request, report)
         if isinstance(request, messages.Head) and request.path == "/":
             return self._queries.heads(self._visible_units(caller))
         if isinstance(request, messages.Rollback):

@@ -19,6 +19,7 @@ from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.tree import Entry, entry_node, entry_of
 
 GENESIS = bytes(32)
+PULLED = "pull"
 _VERSION = 1
 
 
@@ -53,8 +54,8 @@ class VersionRecord:
 
     `top` is the unit's directory itself with its tree (its name is b"top"); `root` the Merkle
     root over its files; `before` the link of the version before (32 zero bytes for the first);
-    `origin` why it was made: "settled", "commit-point", "command", "snapshot", "pre-image" or
-    "rollback". `missing` says what a partial version lacks, in sentences. `steps` are the steps
+    `origin` why it was made: "settled", "commit-point", "command", "snapshot", "pre-image",
+    "rollback" or PULLED. `missing` says what a partial version lacks, in sentences. `steps` are the steps
     that the version holds intact.
     """
 

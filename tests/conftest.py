@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import kernelmounts
 from mounting import Config, Mount, memory_folder
+from seaweed import S3Server, s3_server
 
 SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(2**32))
 MOUNTS = pytest.StashKey[list[Mount]]()
@@ -117,6 +118,13 @@ def mount_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mo
             return stack.enter_context(mount)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server, one for all tests that ask for it."""
+    with s3_server(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Newest:
 
 
 async def newest_head(remote: Remote, unit: UnitId, at_least: int = 0) -> Newest:
-    """A unit's newest head. `at_least`: a number that was taken, as somebody knows.
+    """A unit's newest head. `at_least`: a number that was taken, as somebody remembers; a list may not say.
 
     Unavailable if heads come and go faster than they can be read; other errors as the remote raises.
     """
@@ -79,7 +79,9 @@ async def _listed(remote: Remote, folder: str) -> dict[UnitId, list[int]]:
 
 async def _newest_of(remote: Remote, unit: UnitId, listed: list[int], at_least: int) -> Newest | None:
     """None: the highest that was listed is not there any more, so there are higher ones."""
-    sequence = max([*listed, at_least])
+    sequence = max(listed, default=0)
+    if at_least > sequence and await _is_there(remote, unit, at_least):
+        sequence = at_least
     while await _is_there(remote, unit, sequence + 1):
         sequence += 1
     problems: list[str] = []

@@ -27,7 +27,6 @@ from ckptfs.store.remote.box import (
 )
 from ckptfs.store.remote.names import (
     FORMAT_KEY,
-    RemoteFormat,
     decode_remote_format,
     encode_remote_format,
     new_format,
@@ -59,28 +58,34 @@ class Remote:
         NotFound: there is no remote. InvalidRequest: another key is needed, or there is something else.
         Unsupported: a later program's, or a storage that does not keep its word.
         """
+        own = new_format(self._key.check if self._key is not None else "")
         try:
-            form = decode_remote_format(await self._bucket.read(FORMAT_KEY))
+            found = await self._bucket.read(FORMAT_KEY)
         except NotFound:
             if not create:
                 raise NotFound(
                     f"{self.url} is not a remote of ckptfs; the first `ckptfs push` makes one"
                 ) from None
-            form = await self._make()
+            found = await self._make(encode_remote_format(own))
+        if create and found != (whole := encode_remote_format(own)) and whole.startswith(found):
+            # Torn when it was made: nobody else will ever put it right.
+            await self._bucket.overwrite(FORMAT_KEY, whole)
+            found = whole
+        form = decode_remote_format(found)
         if form.key and self._key is None:
             raise InvalidRequest(f"{self.url} is encrypted: give its key (`key` in [[remote]])")
         if self._key is not None and form.key != self._key.check:
             what = "is encrypted with another key" if form.key else "is not encrypted, so take `key` out"
             raise InvalidRequest(f"{self.url} {what}")
 
-    async def _make(self) -> RemoteFormat:
+    async def _make(self, form: bytes) -> bytes:
+        """Try the storage, and say there what it is; what it says then."""
         await probe(self._bucket, self._random(16).hex())
-        form = new_format(self._key.check if self._key is not None else "")
         try:
-            await self._bucket.create(FORMAT_KEY, encode_remote_format(form))
+            await self._bucket.create(FORMAT_KEY, form)
         except Conflict:
-            return decode_remote_format(await self._bucket.read(FORMAT_KEY))
-        return form
+            pass  # somebody else was faster
+        return await self._bucket.read(FORMAT_KEY)
 
     def name(self, content: Payload) -> bytes:
         """The name of an object with this content."""

@@ -17,7 +17,7 @@ import trio
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.histories import Histories
-from ckptfs.store.history import State, VersionRecord
+from ckptfs.store.history import PULLED, State, VersionRecord
 from ckptfs.store.ids import UNIT_ID_BYTES, ChunkId, RecipeId, TreeId, UnitId
 from ckptfs.store.index import Change, Index
 from ckptfs.store.ingest import Ingest
@@ -181,7 +181,7 @@ class Puller:
             unit=unit.unit,
             number=unit.next_number,
             name=version_name(unit.next_number, source.time_ns),
-            origin="pull",
+            origin=PULLED,
             before=unit.head,
         )
         change = Change()

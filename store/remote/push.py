@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Conflict, Corrupt
 from ckptfs.store.histories import Histories
-from ckptfs.store.history import State, VersionRecord
+from ckptfs.store.history import PULLED, State, VersionRecord
 from ckptfs.store.history_scan import scan_history
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.catalogue import read_history
@@ -35,8 +35,8 @@ Wanted = Callable[[VersionRecord], bool]
 
 
 def complete_versions(record: VersionRecord) -> bool:
-    """What is copied if nobody asks for more."""
-    return record.state is State.COMPLETE
+    """What is copied if nobody asks for more. What was pulled is on a remote."""
+    return record.state is State.COMPLETE and record.origin != PULLED
 
 
 @dataclass(slots=True)
@@ -127,6 +127,9 @@ class Pusher:
                 report.copied.append(record.number)
         if base.chain != self._history(unit_id)[1]:
             base = await self._place(unit_id, base, None, report)
+        noted = self._copied.of(unit_id)
+        if noted is None or noted.sequence != base.sequence:
+            await self._confirm(base)  # a push died behind its head
         report.safe = base.versions
 
     # ---- heads and histories ----------------------------------------------------------------
@@ -134,7 +137,7 @@ class Pusher:
     async def _begin(self, unit_id: UnitId, report: PushReport) -> RemoteHead:
         """The head to go on from: the collector of the remote sees it before anything is relied on."""
         noted = self._copied.of(unit_id)
-        newest = await newest_head(self._remote, unit_id)
+        newest = await newest_head(self._remote, unit_id, noted.sequence if noted is not None else 0)
         report.problems += newest.problems
         if noted is not None and newest.sequence < noted.sequence:
             report.problems.append(
@@ -177,14 +180,19 @@ class Pusher:
             versions=tuple(sorted({*base.versions, *([] if number is None else [number])})),
         )
         await self._make_head(head)
-        read = decode_head(await self._remote.get_unnamed(head_key(unit_id, head.sequence)))
+        await self._confirm(head)
+        return head
+
+    async def _confirm(self, head: RemoteHead) -> None:
+        """Read a head and its history back; only then what it lists is noted as copied."""
+        read = decode_head(await self._remote.get_unnamed(head_key(head.unit, head.sequence)))
+        history = self._history(head.unit)[0][: head.history_bytes]
         if read != head or await read_history(self._remote, read) != history:
             raise Corrupt(
-                f"head {head.sequence} of {unit_id.hex()} comes back from {self._remote.url} changed"
+                f"head {head.sequence} of {head.unit.hex()} comes back from {self._remote.url} changed"
             )
         await self._note(head)
-        await remove_old_heads(self._remote, unit_id, head.sequence)
-        return head
+        await remove_old_heads(self._remote, head.unit, head.sequence)
 
     async def _make_head(self, head: RemoteHead) -> None:
         try:

@@ -1,0 +1,164 @@
+"""What is on the remotes, and `pull`: a version from there becomes one here.
+
+One rule: the history that a version stands in is checked before anything of it is fetched.
+
+Source: ARCHITECTURE.md, section 8; FORMAT.md, "Remotes", "Fetching".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from ckptfs.daemon.copying import Copying, Report, Target
+from ckptfs.daemon.messages import Json, Progress, Pull
+from ckptfs.daemon.open_store import OpenStore
+from ckptfs.daemon.queries import iso_time
+from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.history_check import HistoryReport
+from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
+from ckptfs.store.remote.heads import newest_heads
+from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.pull import Pulled, Puller
+from ckptfs.store.signing import PublicKey
+from ckptfs.store.version_names import LATEST_COMPLETE, resolve, split_version
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A version on a remote: its unit, what the check of the history said, and where in it."""
+
+    unit: RemoteUnit
+    checked: HistoryReport
+    record: VersionRecord
+    inner: tuple[bytes, ...]
+
+
+class Fetching:
+    """Belongs to the index thread."""
+
+    def __init__(self, parts: OpenStore, copying: Copying) -> None:
+        self._parts = parts
+        self._copying = copying
+
+    async def listing(self, remote: str | None, keys: Sequence[PublicKey]) -> Json:
+        """`ckptfs remotes`: the units that are there, and their versions."""
+        return [await self._listing(target, keys) for target in self._copying.targets(remote)]
+
+    async def _listing(self, target: Target, keys: Sequence[PublicKey]) -> Json:
+        remote = target.open()
+        await remote.open()
+        rows: list[Json] = []
+        problems: list[Json] = []
+        for newest in await newest_heads(remote):
+            problems += newest.problems
+            if newest.head is None:
+                continue
+            unit = await read_unit(remote, newest.head)
+            checked = await trio.to_thread.run_sync(unit.check, keys)
+            rows.append(_unit_row(unit, checked, keys, newest.modified_ns))
+        return {"remote": target.name, "url": target.config.url, "units": rows, "problems": problems}
+
+    async def pull(
+        self, request: Pull, keys: Sequence[PublicKey], report: Report
+    ) -> tuple[Pulled, dict[str, Json]]:
+        """Fetch a version; what it became here, and the answer to be shown.
+
+        NotFound or InvalidRequest say what there is instead; Corrupt: the history is not what `keys` signed.
+        Else as Puller.pull. Durable when: this returned.
+        """
+        target = self._copying.target(request.remote)
+        remote, parts = target.open(), self._parts
+        await remote.open()
+        found = await self._find(remote, request, keys)
+        doubt = found.unit.doubt_of(found.checked, found.record, keys)
+        if doubt is not None:
+            raise Corrupt(f"{request.path} on {target.name} is not fetched: {doubt}")
+        puller = Puller(
+            remote,
+            parts.index,
+            parts.segments,
+            parts.ingest,
+            parts.histories,
+            os.urandom,
+            lambda done: report(Progress(done=done, total=found.record.logical_bytes)),
+        )
+        name = found.unit.name if request.name is None else os.fsencode(request.name).strip(b"/")
+        pulled = await puller.pull(found.record, name, found.inner)
+        return pulled, _answer(target, found, pulled, name)
+
+    async def _find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
+        path, version = split_version(request.path)
+        parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
+        heads = [one.head for one in await newest_heads(remote) if one.head is not None]
+        units = [await read_unit(remote, head) for head in heads if head.versions]
+        for depth in range(len(parts), 0, -1):
+            name = b"/".join(parts[:depth])
+            named = [unit for unit in units if unit.name == name]
+            if named:
+                unit = _of_node(named, request.node, request.path)
+                record = resolve(version or LATEST_COMPLETE, unit.versions, unit.tags)
+                checked = await trio.to_thread.run_sync(unit.check, keys)
+                return Found(unit, checked, record, parts[depth:])
+        there = ", ".join(sorted({os.fsdecode(unit.name) for unit in units})) or "nothing"
+        raise NotFound(f"{remote.url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
+
+
+def _of_node(named: Sequence[RemoteUnit], node: str | None, path: str) -> RemoteUnit:
+    """The unit of a node; of several nodes the one has to be told. A node that was set up anew has several
+    units of one name: then it is that of the newest version."""
+    wanted = [unit for unit in named if node is None or node in (unit.head.node, unit.head.unit.hex())]
+    if len({unit.head.node for unit in wanted}) == 1:
+        return max(wanted, key=lambda unit: unit.versions[-1].time_ns if unit.versions else 0)
+    nodes = ", ".join(f"{unit.head.node} ({unit.head.unit.hex()})" for unit in named)
+    if not wanted:
+        raise NotFound(f"{path} was not copied by {node!r}; it was by {nodes}")
+    raise InvalidRequest(f"{path} was copied by several, say whose with --node (its name or id): {nodes}")
+
+
+def _unit_row(unit: RemoteUnit, checked: HistoryReport, keys: Sequence[PublicKey], modified_ns: int) -> Json:
+    tags: dict[int, list[Json]] = {}
+    for tag, number in sorted(unit.tags.items()):
+        tags.setdefault(number, []).append(tag)
+    versions: list[Json] = [
+        {
+            "number": record.number,
+            "name": record.name,
+            "time": iso_time(record.time_ns),
+            "step": record.step,
+            "state": record.state.value,
+            "bytes": record.logical_bytes,
+            "tags": tags.get(record.number, []),
+            "doubt": unit.doubt_of(checked, record, keys),
+        }
+        for record in unit.versions
+    ]
+    return {
+        "unit": os.fsdecode(unit.name),
+        "id": unit.head.unit.hex(),
+        "node": unit.head.node,
+        "copied_at": iso_time(modified_ns),
+        "keys": list(checked.keys),
+        "versions": versions,
+    }
+
+
+def _answer(target: Target, found: Found, pulled: Pulled, name: bytes) -> dict[str, Json]:
+    signer = next((one.key for one in found.checked.versions if one.number == found.record.number), None)
+    return {
+        "unit": os.fsdecode(name),
+        "number": pulled.record.number,
+        "name": pulled.record.name,
+        "step": pulled.record.step,
+        "state": pulled.record.state.value,
+        "remote": target.name,
+        "node": found.unit.head.node,
+        "of": found.record.number,
+        "key": signer,
+        "fetched_bytes": pulled.fetched_bytes,
+        "fetched_chunks": pulled.fetched_chunks,
+    }
