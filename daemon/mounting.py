@@ -274,8 +274,9 @@ class Mount:
 
     async def before_writing(self) -> None:
         """A file is about to be opened for writing."""
-        with self._parts.processes.hurried():
-            await self._keeper.before_writing()
+        if self._keeper.lacks_room_for_a_save():
+            with self._parts.processes.hurried():
+                await self._keeper.make_room_for_a_save()
 
     def space(self) -> Space:
         """What statfs shows."""

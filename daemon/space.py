@@ -90,8 +90,8 @@ class SpaceKeeper:
         """The disk is full for a writer: True if a second try makes sense."""
         return await self._free(wanted_bytes + self._margin_bytes()) > 0
 
-    async def before_writing(self) -> None:
-        """Let history give way before a save begins that may be as large as the last one.
+    def lacks_room_for_a_save(self) -> bool:
+        """Whether there is too little for one as large as the last.
 
         Where the kernel writes by itself (passthrough) nobody is asked when the disk gets full.
         """
@@ -101,7 +101,11 @@ class SpaceKeeper:
             beside = min(_MARGIN_BYTES, self._disk.space().total // 16) if saved else 0
             self._wanted_bytes = max(self.min_free_bytes(), int(_NEXT_SAVE * saved) + beside)
             self._wanted_until = time.monotonic() + _WANTED_FOR_S
-        if self._disk.space().available < self._wanted_bytes:
+        return self._disk.space().available < self._wanted_bytes
+
+    async def make_room_for_a_save(self) -> None:
+        """Let history give way before one begins, if it lacks room."""
+        if self.lacks_room_for_a_save():
             await self._free(self._wanted_bytes)
             await self._wait_for_publish(self._wanted_bytes)
 

@@ -100,9 +100,9 @@ def test_room_that_was_made_lets_the_writer_try_again(full_disk: FilledStore) ->
 
 def test_room_for_a_save_like_the_last_one_is_made_before_a_file_is_opened(full_disk: FilledStore) -> None:
     sweeping = Sweeping(100)
-    trio.run(keeper(full_disk, sweeping, Config(min_free=10), saved=250).before_writing)
+    trio.run(keeper(full_disk, sweeping, Config(min_free=10), saved=250).make_room_for_a_save)
     assert sweeping.asked == [int(1.05 * 250) + 1000 // 16]
-    trio.run(keeper(full_disk, idle := Sweeping(100), Config(min_free=10), saved=100).before_writing)
+    trio.run(keeper(full_disk, idle := Sweeping(100), Config(min_free=10), saved=100).make_room_for_a_save)
     assert not idle.asked
 
 
@@ -119,7 +119,7 @@ def test_a_save_waits_for_the_version_that_lets_another_go(
 
     kept = keeper(full_disk, sweeping, saved=250, is_publishing=is_publishing)
     monkeypatch.setattr(space, "listed", lambda _: (looks // 3, 0))
-    trio.run(kept.before_writing)
+    trio.run(kept.make_room_for_a_save)
     assert sweeping.disk.available == DISK.available + 500 and len(sweeping.asked) == 2
 
 
@@ -135,9 +135,9 @@ def test_what_is_in_no_version_yet_is_published_for_the_room(
 
     kept = keeper(full_disk, sweeping, saved=250, publish_soon=publish_soon)
     monkeypatch.setattr(space, "listed", lambda _: (made, 0))
-    trio.run(kept.before_writing)
+    trio.run(kept.make_room_for_a_save)
     assert sweeping.disk.available == DISK.available + 500
-    trio.run(keeper(full_disk, Sweeping(0), saved=250, publish_soon=publish_soon).before_writing)
+    trio.run(keeper(full_disk, Sweeping(0), saved=250, publish_soon=publish_soon).make_room_for_a_save)
     assert made == 2, "it is asked for once, not over and over"
 
 
@@ -145,9 +145,9 @@ def test_the_wait_for_a_version_has_a_bound(full_disk: FilledStore, monkeypatch:
     monkeypatch.setattr(space, "_PATIENCE_S", 1.0)
     kept = keeper(full_disk, Sweeping(0), saved=250, is_publishing=lambda: True)
     started = time.monotonic()
-    trio.run(kept.before_writing)
+    trio.run(kept.make_room_for_a_save)
     waited_s = time.monotonic() - started
-    trio.run(kept.before_writing)
+    trio.run(kept.make_room_for_a_save)
     assert waited_s >= 1.0
     assert time.monotonic() - started - waited_s < 0.9, "the second save waited again"
 
