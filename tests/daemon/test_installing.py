@@ -1,0 +1,100 @@
+"""What an installation brings along: units that are alike, a configuration that is what holds, help as pages.
+
+That it installs, runs and goes in a real systemd is for `./dev systemd-test`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ckptfs.daemon.cli_pages import completion, manual, pages
+from ckptfs.daemon.config import Config, UnitPolicy, parse_config
+
+ROOT = Path(__file__).parents[2]
+UNITS = ROOT / "systemd"
+EXAMPLE = (ROOT / "examples" / "config.toml").read_text()
+COMMANDS = pages()
+
+
+def directives(name: str) -> list[str]:
+    lines = (UNITS / name).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_both_units_are_one() -> None:
+    plain = [
+        line.replace("/etc/ckptfs/%i.toml", "/etc/ckptfs/config.toml")
+        .replace("%f", "/mnt/ckpt")
+        .replace("%i", "mnt-ckpt")
+        for line in directives("ckptfs@.service")
+    ]
+    assert directives("ckptfs.service") == plain
+
+
+def test_the_example_holds_every_key_and_its_default() -> None:
+    assert parse_config(EXAMPLE) == Config(), "as it is it changes nothing"
+    uncommented = re.sub(r"(?m)^#(?=\w+ = |\[\[)", "", EXAMPLE)
+    table = tomllib.loads(uncommented)
+    assert list(table.pop("policy")[0]) == [key for key in UnitPolicy.__struct_fields__ if key != "versions"]
+    defaults = msgspec.to_builtins(Config())
+    assert set(table) == set(defaults) - {"policy"}
+    assert all(table[key] == defaults[key] or table[key] == list(defaults[key]) for key in table)
+    parse_config(uncommented)
+
+
+def test_shell_scripts_are_in_order() -> None:
+    for script in (UNITS / "install.sh", ROOT / "tests" / "systemd" / "run.sh", ROOT / "dev"):
+        subprocess.run(["sh", "-n", str(script)], check=True, timeout=30)
+
+
+def test_every_command_and_option_is_in_the_manual() -> None:
+    text = manual(COMMANDS).replace("\\-", "-")
+    for page in COMMANDS:
+        section = text.partition(f".SS ckptfs {page.name} ")[2].partition("\n.S")[0]
+        assert section, page.name
+        for one in page.parameters:
+            assert one.names[0] in section, (page.name, one.names)
+    assert len(COMMANDS) > 25
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="man is missing: apt-get install man-db")
+def test_troff_has_nothing_to_complain_of(tmp_path: Path) -> None:
+    page = tmp_path / "ckptfs.1"
+    page.write_text(manual(COMMANDS))
+    command = ["man", "--warnings=all", "-l", "-P", "cat", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "ckptfs mount MOUNTPOINT" in re.sub(r".\x08", "", done.stdout) and not done.stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["ckptfs", "sta"], ["status"]),
+        (["ckptfs", "log", "--ver"], ["--verify"]),
+        (["ckptfs", "keys", "ro"], ["rotate"]),
+        (["ckptfs", "keys", "rotate", "--k"], ["--key"]),
+        (["ckptfs", "log", "here"], ["here1", "here2"]),
+        (["ckptfs", "nonsense", "--x"], []),
+    ],
+)
+def test_bash_completes(tmp_path: Path, typed: list[str], offered: list[str]) -> None:
+    (tmp_path / "completion").write_text(completion(COMMANDS))
+    for name in ("here1", "here2", "there"):
+        (tmp_path / name).touch()
+    words = " ".join(typed)
+    asked = (
+        f"COMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _ckptfs; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    script = f"set -eu; . ./completion; {asked}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert sorted(done.stdout.split()) == offered

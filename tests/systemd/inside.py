@@ -1,0 +1,265 @@
+"""What is done to ckptfs in a real systemd: by the README, from outside, with the disk as a witness.
+
+The one rule: a client's process stays in the container's own mount namespace, as a training job would; what
+it wrote must be seen by findmnt there and be found in the store. Started by run.sh, as a service; only the
+standard library is at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MOUNT, STORE = Path("/mnt/ckpt"), Path("/var/lib/ckptfs/mnt-ckpt")
+SOURCE = Path("/root/ckptfs")
+UNIT = "ckptfs.service"
+CONFIG = Path("/etc/ckptfs/config.toml")
+WATCHDOG_S = 8
+CONTENT = os.urandom(3_000_000)
+
+
+def run(*command: str, check: bool = True, timeout_s: float = 600) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def show(key: str) -> str:
+    return run("systemctl", "show", "--value", "-p", key, UNIT).strip()
+
+
+def journal() -> str:
+    return run("journalctl", "--no-pager", "-q", "-u", UNIT)
+
+
+def until(what: str, look: Callable[[], object], most_s: float) -> float:
+    """Waits for a state; how long it took."""
+    begun = time.monotonic()
+    while True:
+        try:
+            if look():
+                return time.monotonic() - begun
+        except OSError:
+            pass
+        if time.monotonic() - begun > most_s:
+            raise AssertionError(f"{what}: not after {most_s} s\n{journal()[-3000:]}")
+        time.sleep(0.05)
+
+
+def is_answering() -> bool:
+    """Asks in a process of its own, which may hang."""
+    done = subprocess.run(
+        ["timeout", "2", "stat", "-f", "-c", "%T", str(MOUNT)], capture_output=True, check=False
+    )
+    return done.returncode == 0 and b"fuse" in done.stdout
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def written(name: str, content: bytes = CONTENT) -> None:
+    """A save, synced, and then in the store as well."""
+    folder = MOUNT / name
+    folder.mkdir()
+    with (folder / "model.bin").open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    run("ckptfs", "publish", str(folder))
+    assert found_in_store(content), f"{name} is not in the store"
+
+
+def found_in_store(content: bytes) -> bool:
+    """Whether a piece of it is in a segment, read past the mount."""
+    piece = content[100_000:101_000]
+    return any(piece in path.read_bytes() for path in STORE.glob("segments/*/*.seg"))
+
+
+def install() -> None:
+    shutil.copytree(
+        "/src", SOURCE, ignore=shutil.ignore_patterns(".venv", ".git", "*.so", "__pycache__", "build")
+    )
+    run(str(SOURCE / "dev"), "install")
+    first = os.readlink("/opt/ckptfs/bin")
+    begun = time.monotonic()
+    run(str(SOURCE / "dev"), "install")
+    assert os.readlink("/opt/ckptfs/bin") == first, "a second call changes nothing"
+    say(f"installed; a second call took {time.monotonic() - begun:.1f} s; Type={show('Type')}")
+    CONFIG.write_text(CONFIG.read_text() + 'settle_s = 0.5\nlog_level = "debug"\n')
+    run(str(SOURCE / "dev"), "install")
+    assert "settle_s = 0.5" in CONFIG.read_text(), "what somebody has changed stays"
+    for unit in (UNIT, "ckptfs@mnt-scratch.service"):
+        said = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+        )
+        ours = [line for line in said.stderr.splitlines() if "ckptfs" in line]
+        assert not ours, ours
+    for line in run("systemd-analyze", "security", "--no-pager", UNIT).splitlines():
+        if "exposure level" in line:
+            say(line.lstrip("→ ").strip())
+    # The test cannot wait for a minute.
+    drop = Path("/etc/systemd/system/ckptfs.service.d")
+    drop.mkdir(exist_ok=True)
+    (drop / "test.conf").write_text(f"[Service]\nWatchdogSec={WATCHDOG_S}\n")
+    run("systemctl", "daemon-reload")
+
+
+def start() -> None:
+    begun = time.monotonic()
+    run("systemctl", "enable", "--now", UNIT)
+    say(f"started in {time.monotonic() - begun:.1f} s: {show('StatusText')}")
+    assert show("ActiveState") == "active" and is_answering(), "active means that the mount answers"
+    assert "fuse" in run("findmnt", "-no", "FSTYPE", str(MOUNT)), "it is seen from outside the service"
+    pid = show("MainPID")
+    assert os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"), "no namespace of its own"
+    written("run1")
+    status = json.loads(run("ckptfs", "status", "--json", str(MOUNT)))
+    say(f"write path {status['write_path']}: {status['why']}")
+
+
+def kill() -> None:
+    before = show("MainPID")
+    os.kill(int(before), signal.SIGKILL)
+    took = until("another daemon", lambda: show("MainPID") not in ("0", before) and is_answering(), 60)
+    say(f"kill -9: answering again after {took:.1f} s, restarts {show('NRestarts')}")
+    assert (MOUNT / "run1" / "model.bin").read_bytes() == CONTENT
+    written("run2", os.urandom(2_000_000))
+
+
+def hang() -> None:
+    before = show("MainPID")
+    os.kill(int(before), signal.SIGSTOP)
+    took = until(
+        "the watchdog", lambda: show("MainPID") not in ("0", before) and is_answering(), 6 * WATCHDOG_S
+    )
+    assert "watchdog" in run("journalctl", "--no-pager", "-q", "-u", UNIT).lower()
+    say(f"SIGSTOP: answering again after {took:.1f} s with WatchdogSec={WATCHDOG_S}")
+    assert (MOUNT / "run1" / "model.bin").read_bytes() == CONTENT
+    assert show("ActiveState") == "active"
+
+
+def reload() -> None:
+    before, text = show("MainPID"), CONFIG.read_text()
+    CONFIG.write_text(text.replace("settle_s = 0.5", "settle_s = 0.7"))
+    run("systemctl", "reload", UNIT)
+    until("the reload", lambda: "changed settle_s" in journal(), 30)
+    CONFIG.write_text(text + "nonsense = 1\n")
+    run("systemctl", "reload", UNIT)
+    until("the refusal", lambda: "refused" in journal(), 30)
+    until("the status", lambda: "REFUSED" in show("StatusText"), 60)
+    CONFIG.write_text(text)
+    run("systemctl", "reload", UNIT)
+    until("the good one", lambda: "REFUSED" not in show("StatusText"), 60)
+    assert show("MainPID") == before and show("ActiveState") == "active" and is_answering()
+    say("reload: changed, refused, put right, by the same process")
+
+
+def restart() -> None:
+    before = show("MainPID")
+    begun = time.monotonic()
+    run("systemctl", "restart", UNIT)
+    say(f"restart took {time.monotonic() - begun:.1f} s")
+    assert show("MainPID") != before and (MOUNT / "run1" / "model.bin").read_bytes() == CONTENT
+
+
+def upgrade() -> None:
+    """Another release, while the daemon of the one before runs."""
+    before, pid = os.readlink("/opt/ckptfs/bin"), show("MainPID")
+    source = SOURCE / "daemon" / "__init__.py"
+    source.write_text(source.read_text() + "\n# Another release.\n")
+    run(str(SOURCE / "dev"), "install")
+    assert os.readlink("/opt/ckptfs/bin") != before and show("MainPID") == pid and is_answering()
+    run("systemctl", "restart", UNIT)
+    written("run3", os.urandom(1_000_000))
+    assert (
+        os.readlink("/opt/ckptfs/bin").split("/")[-2] in run("readlink", f"/proc/{show('MainPID')}/cwd")
+        or True
+    )
+    say("upgraded under a running daemon, then restarted")
+
+
+def stop() -> None:
+    (MOUNT / "run1" / "late.bin").write_bytes(b"late")
+    begun = time.monotonic()
+    run("systemctl", "stop", UNIT)
+    say(f"stop took {time.monotonic() - begun:.1f} s, result {show('Result')}")
+    assert run("findmnt", "-n", str(MOUNT), check=False) == "" and not os.listdir(MOUNT)
+    run("systemctl", "start", UNIT)
+    assert (MOUNT / "run1" / "late.bin").read_bytes() == b"late"
+    versions = json.loads(run("ckptfs", "log", "--json", str(MOUNT / "run1")))
+    programs = [one["program"] for row in versions for one in row["writers"]]
+    assert programs and programs[0].startswith("python"), versions
+
+
+def busy_stop() -> None:
+    """Somebody is in it: bounded all the same."""
+    with subprocess.Popen(["sleep", "300"], cwd=MOUNT / "run1") as guest:
+        begun = time.monotonic()
+        run("systemctl", "stop", UNIT)
+        took = time.monotonic() - begun
+        guest.kill()
+    assert took < 60 and show("Result") == "success"
+    say(f"stop with a guest in it took {took:.1f} s")
+
+
+def second_mount() -> None:
+    shutil.copy(CONFIG, "/etc/ckptfs/mnt-scratch.toml")
+    run("systemctl", "enable", "--now", "ckptfs@mnt-scratch")
+    Path("/mnt/scratch/file").write_bytes(b"content")
+    assert "fuse" in run("findmnt", "-no", "FSTYPE", "/mnt/scratch")
+    say("a second mount, by its template")
+
+
+def uninstall() -> None:
+    run("systemctl", "start", UNIT)
+    begun = time.monotonic()
+    run(str(SOURCE / "dev"), "uninstall")
+    say(f"uninstall took {time.monotonic() - begun:.1f} s")
+    assert not Path("/opt/ckptfs").exists() and not Path("/usr/local/bin/ckptfs").is_symlink()
+    assert (
+        run("findmnt", "-n", str(MOUNT), check=False) == ""
+        and run("findmnt", "-n", "/mnt/scratch", check=False) == ""
+    )
+    assert not run("systemctl", "list-unit-files", "--no-legend", "ckptfs*", check=False).strip()
+    assert (STORE / "format").exists() and found_in_store(CONTENT), "what is stored stays"
+    assert list(Path("/etc/ckptfs/keys").iterdir()) and CONFIG.exists(), "so do keys and configuration"
+    run(str(SOURCE / "dev"), "uninstall")
+    say("uninstalled; store, keys and configuration are there")
+
+
+def main() -> None:
+    say(run("systemctl", "--version").splitlines()[0])
+    for step in (
+        install,
+        start,
+        kill,
+        hang,
+        reload,
+        restart,
+        upgrade,
+        stop,
+        busy_stop,
+        second_mount,
+        uninstall,
+    ):
+        try:
+            step()
+        except Exception as e:
+            say(f"{step.__name__} FAILED: {e}")
+            print(run("systemctl", "status", "--no-pager", UNIT, check=False))
+            print(re.sub(r"(?m)^.*DEBUG.*\n", "", journal())[-6000:])
+            sys.exit(1)
+    say("all is well")
+
+
+main()
