@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -96,7 +97,11 @@ def test_a_scrape_says_what_was_done(mount_factory: Callable[..., Mount]) -> Non
     assert value(
         after, "ckptfs_mount", release=str(mount.facts("status", str(mount.path))["version"]), path="plain"
     )
-    for told in ("secret", "file0", str(mount.path), str(mount.store), "/proc", str(version["name"])):
+    writer = mount.ask("log", str(run))[-1]["writers"][0]  # type: ignore[index]
+    programs = (writer["program"], sys.executable, "pytest", f'"{writer["pid"]}"', str(writer["cgroup"]))
+    places = ("secret", "file0", str(mount.path), str(mount.store), "/proc", str(version["name"]))
+    assert writer["program"]
+    for told in (*places, *[one for one in programs if one != "/"]):
         assert told not in text, f"{told} is told to whoever reaches the port"
 
 
