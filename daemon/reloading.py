@@ -20,9 +20,9 @@ from ckptfs.daemon.config import Config, load_config
 from ckptfs.store.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
-FIXED = frozenset({"units", "key", "write_path", "remote"})
-"""What a mount keeps as long as it lives: what its units are, who signs them, how files are opened, where copies
-are."""
+FIXED = frozenset({"units", "key", "remote", "write_path"})
+"""What a mount keeps as long as it lives: what its units are, who signs them, where copies go, how files are
+opened."""
 
 
 class Told(Protocol):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ckptfs.daemon.cli_pages import completion, manual, pages
-from ckptfs.daemon.config import Config, UnitPolicy, parse_config
+from ckptfs.daemon.config import Config, RemoteConfig, UnitPolicy, parse_config
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "systemd"
@@ -43,8 +43,9 @@ def test_the_example_holds_every_key_and_its_default() -> None:
     uncommented = re.sub(r"(?m)^#(?=\w+ = |\[\[)", "", EXAMPLE)
     table = tomllib.loads(uncommented)
     assert list(table.pop("policy")[0]) == [key for key in UnitPolicy.__struct_fields__ if key != "versions"]
+    assert tuple(table.pop("remote")[0]) == RemoteConfig.__struct_fields__
     defaults = msgspec.to_builtins(Config())
-    assert set(table) == set(defaults) - {"policy"}
+    assert set(table) == set(defaults) - {"policy", "remote"}
     assert all(table[key] == defaults[key] or table[key] == list(defaults[key]) for key in table)
     parse_config(uncommented)
 

@@ -29,7 +29,7 @@ OTHER = parse_config(
     "scrub_rate_mib_s = 1\nscrub_every_days = 1\ndigests = false\nprovenance = false\n"
     'metrics = "[::1]:1"\nmetrics_names = true\n'
     'log_level = "debug"\nwrite_path = "plain"\n[[policy]]\npath = "/*"\nkeep_last = 3\n'
-    '[[remote]]\nname = "far"\nurl = "file:///far"\n'
+    '[[remote]]\nname = "away"\nurl = "file:///away"\n'
 )
 KEYS = Config.__struct_fields__
 
