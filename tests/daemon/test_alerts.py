@@ -113,7 +113,8 @@ def test_every_alert_has_a_case_that_fires_and_clears() -> None:
     assert {case.alert for case in CASES if case.fires and case.quiet} == set(ALERTS)
 
 
-def test_the_rules_name_metrics_that_there_are() -> None:
+def known_metrics() -> set[str]:
+    """The names of all series of a mount."""
     unit = UnitFigures(name="01", live=True, versions=1, newest_age_s=1.0, complete_age_s=1.0)
     numbers = {
         name: 0
@@ -123,8 +124,34 @@ def test_the_rules_name_metrics_that_there_are() -> None:
     times = RequestTimes()
     times.note("read", 0.1, 5)
     figures = Figures(release="1", write_path="plain", units=(unit,), times=times, **numbers)  # type: ignore[arg-type]
-    known = {sample.name for family in families(figures) for sample in family.samples}
-    assert set(re.findall(r"\bckptfs_\w+", TEXT)) <= known
+    return {sample.name for family in families(figures) for sample in family.samples}
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"\bckptfs_\w+", text))
+
+
+def test_the_rules_name_metrics_that_there_are() -> None:
+    assert names_in(TEXT) <= known_metrics()
+
+
+def test_the_dashboard_shows_what_there_is() -> None:
+    dashboard = json.loads((RULES.parent / "grafana.json").read_text())
+    asked = " ".join(one["expr"] for panel in dashboard["panels"] for one in panel["targets"])
+    assert names_in(asked) <= known_metrics()
+    shown, known = (
+        {re.sub("_(bucket|count|sum)$", "", name) for name in names}
+        for names in (names_in(asked), known_metrics())
+    )
+    # Each of these is beside one that is shown.
+    assert known - shown == {
+        "ckptfs_ingested_files_total", "ckptfs_disk_total_bytes", "ckptfs_unit_versions",
+        "ckptfs_unit_newest_age_seconds",
+    }  # fmt: skip
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(
+        places
+    )
 
 
 # What a daemon says.
