@@ -43,6 +43,9 @@ def push(
     again: Annotated[
         bool, typer.Option("--again", help="See to it that what was copied is still there.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all that is there back, and mend what is damaged.")
+    ] = False,
     store: StoreDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +54,7 @@ def push(
     from ckptfs.daemon.cli_source import opened
 
     with opened(_or_mount(path, store), store) as (source, inner), progress_shown("push") as on_progress:
-        request = messages.Push(path=inner, remote=remote, partial=partial, again=again)
+        request = messages.Push(path=inner, remote=remote, partial=partial, again=again, verify=verify)
         rows = cast("Sequence[Mapping[str, object]]", source.ask(request, on_progress))
     problems = [str(problem) for row in rows for problem in cast("Sequence[object]", row["problems"])]
     if as_json:

@@ -13,17 +13,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import trio
 
 from ckptfs.daemon.config import RemoteConfig
 from ckptfs.daemon.messages import Json, Progress
+from ckptfs.daemon.metrics import RemoteFigures
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.queries import iso_time
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
 from ckptfs.store.history import PULLED, VersionRecord
-from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.copied import CopiedUnits
+from ckptfs.store.remote.healing import HealReport
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport, complete_versions
 from ckptfs.store.sweep import listed
@@ -35,14 +37,29 @@ RETRY_S = 60.0
 Report = Callable[[Progress], None]
 
 
+def _ignore(progress: Progress) -> None:
+    """Nobody wants to know."""
+
+
+class Check(Enum):
+    """How far a push looks at what was copied before: not at all, at lists, or at every byte."""
+
+    NO = 0
+    LISTS = 1
+    READ = 2
+
+
 @dataclass(slots=True)
 class Target:
-    """A remote of the configuration. `failure`: why the last try to copy in the background failed."""
+    """A remote of the configuration. `pusher` keeps what it has learnt of it (52 bytes a chunk), and tells
+    `report` how far it is; `failure`: why the last try to copy in the background failed."""
 
     config: RemoteConfig
     open: Callable[[], Remote]
     copied: CopiedUnits
     lock: trio.Lock = field(default_factory=trio.Lock)
+    pusher: Pusher | None = None
+    report: Report = _ignore
     failure: str = ""
     last_seen: tuple[int, int] | None = None
     again_at: float = 0.0
@@ -120,7 +137,7 @@ class Copying:
         remote: str | None,
         *,
         partial: bool,
-        again: bool,
+        check: Check,
         report: Report,
     ) -> Json:
         """`ckptfs push`: copy now; `number`: that version only. A row for each remote and unit."""
@@ -132,7 +149,7 @@ class Copying:
 
         answer: list[Json] = []
         for target in self.targets(remote):
-            rows = await self._push(target, units, wanted, again=again, report=report)
+            rows = await self._push(target, units, wanted, check=check, report=report)
             answer += [_row(target, unit, one) for unit, one in rows]
         return answer
 
@@ -142,41 +159,44 @@ class Copying:
         units: Iterable[Unit],
         wanted: Callable[[VersionRecord], bool],
         *,
-        again: bool = False,
-        report: Report = lambda progress: None,
+        check: Check = Check.NO,
+        report: Report = _ignore,
     ) -> list[tuple[Unit, PushReport]]:
-        parts, done = self._parts, []
+        parts, done, again = self._parts, list[tuple[Unit, PushReport]](), check is not Check.NO
         async with target.lock:
-            pusher = Pusher(
-                target.open(),
-                parts.disk,
-                parts.segments,
-                parts.histories,
-                target.copied,
-                self._node,
-                lambda done, total: report(Progress(done=done, total=total)),
-            )
+            if target.pusher is None or again:
+                target.pusher = self._pusher(target)
+            pusher, target.report = target.pusher, report
+            healed = await pusher.heal(read=check is Check.READ) if again else HealReport()
             for unit in units:
                 if parts.histories.newest(unit.unit) is None:
                     continue
                 found = await pusher.push(unit.unit, wanted, again=again)
                 if found.copied:
                     log.info("%d versions of %s are copied to %s", len(found.copied), unit.text, target.name)
+                found.problems += healed.damaged + healed.healed
+                healed = HealReport()
                 done.append((unit, found))
         return done
+
+    def _pusher(self, target: Target) -> Pusher:
+        parts = self._parts
+        return Pusher(
+            target.open(),
+            parts.disk,
+            parts.segments,
+            parts.histories,
+            target.copied,
+            self._node,
+            lambda done, total: target.report(Progress(done=done, total=total)),
+        )
 
     def status(self) -> Json:
         """What `status` says of the remotes."""
         return [self._status_row(target) for target in self._targets]
 
     def _status_row(self, target: Target) -> Json:
-        waiting: list[VersionRecord] = []
-        safe_ns = 0
-        for unit in self._parts.histories.units():
-            copied = target.copied.of(unit.unit)
-            numbers = frozenset(copied.versions if copied is not None else ())
-            safe_ns = max(safe_ns, copied.newest_ns if copied is not None else 0)
-            waiting += [one for one in self._complete(unit.unit) if one.number not in numbers]
+        waiting, safe_ns = self._waiting(target)
         oldest_ns = min((one.time_ns for one in waiting), default=0)
         return {
             "name": target.name,
@@ -189,8 +209,36 @@ class Copying:
             "failure": target.failure or None,
         }
 
-    def _complete(self, unit_id: UnitId) -> list[VersionRecord]:
-        return [one for one in self._parts.histories.versions(unit_id) if complete_versions(one)]
+    def figures(self) -> tuple[RemoteFigures, ...]:
+        """The same for metrics."""
+        found = []
+        for target in self._targets:
+            waiting, safe_ns = self._waiting(target)
+            figures = RemoteFigures(
+                name=target.name,
+                waiting_versions=len(waiting),
+                waiting_bytes=sum(one.logical_bytes for one in waiting),
+                waiting_age_s=_age_s(min((one.time_ns for one in waiting), default=0)),
+                newest_safe_age_s=_age_s(safe_ns),
+            )
+            found.append(figures)
+        return tuple(found)
+
+    def _waiting(self, target: Target) -> tuple[list[VersionRecord], int]:
+        """The complete versions that are not copied yet, and the time of the newest that is (0: none)."""
+        histories, waiting, safe_ns = self._parts.histories, list[VersionRecord](), 0
+        for unit in histories.units():
+            copied = target.copied.of(unit.unit)
+            done = frozenset(copied.versions if copied is not None else ())
+            safe_ns = max(safe_ns, copied.newest_ns if copied is not None else 0)
+            left = (number for number in histories.numbers(unit.unit) if number not in done)
+            records = (histories.version(unit.unit, number) for number in left)
+            waiting += [one for one in records if one is not None and complete_versions(one)]
+        return waiting, safe_ns
+
+
+def _age_s(time_ns: int) -> float | None:
+    return max(0.0, (time.time_ns() - time_ns) / 1e9) if time_ns else None
 
 
 def _row(target: Target, unit: Unit, found: PushReport) -> Json:

@@ -94,17 +94,17 @@ class Fetching:
     async def _find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
         path, version = split_version(request.path)
         parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
-        heads = [one.head for one in await newest_heads(remote) if one.head is not None]
-        units = [await read_unit(remote, head) for head in heads if head.versions]
+        newest = await newest_heads(remote)
+        heads = [one.head for one in newest if one.head is not None and one.head.versions]
         for depth in range(len(parts), 0, -1):
             name = b"/".join(parts[:depth])
-            named = [unit for unit in units if unit.name == name]
+            named = [await read_unit(remote, head) for head in heads if head.name == name]
             if named:
                 unit = _of_node(named, request.node, request.path)
                 record = resolve(version or LATEST_COMPLETE, unit.versions, unit.tags)
                 checked = await trio.to_thread.run_sync(unit.check, keys)
                 return Found(unit, checked, record, parts[depth:])
-        there = ", ".join(sorted({os.fsdecode(unit.name) for unit in units})) or "nothing"
+        there = ", ".join(sorted({os.fsdecode(head.name) for head in heads})) or "nothing"
         raise NotFound(f"{remote.url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
 
 

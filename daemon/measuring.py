@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from ckptfs.daemon.config import is_metrics_file, metrics_address
 from ckptfs.daemon.messages import Json
-from ckptfs.daemon.metrics import Figures, UnitFigures, families
+from ckptfs.daemon.metrics import Figures, RemoteFigures, UnitFigures, families
 from ckptfs.daemon.queries import Facts, program_version
 from ckptfs.fusefs.face import Face
 from ckptfs.store.disk import Disk
@@ -54,6 +54,7 @@ class Measuring:
         face: Face,
         space: Space,
         facts: Callable[[], Awaitable[Facts]],
+        remotes: Callable[[], tuple[RemoteFigures, ...]],
         *,
         names: bool,
     ) -> None:
@@ -63,6 +64,7 @@ class Measuring:
         self._face = face
         self._space = space
         self._facts = facts
+        self._remotes = remotes
         self._names = names
 
     async def figures(self) -> Figures:
@@ -88,6 +90,7 @@ class Measuring:
             scrub_damage=int(_of_scrub(facts.scrub, "corrupt") or 0),
             scrub_age_s=_of_scrub(facts.scrub, "age_s"),
             publish_waiting_s=face.quiet.waiting_s(time.monotonic()),
+            remotes=self._remotes(),
         )
 
     async def _units(self) -> tuple[UnitFigures, ...]:

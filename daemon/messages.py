@@ -151,11 +151,12 @@ class Du(Request, frozen=True, kw_only=True):
 class Push(Request, frozen=True, kw_only=True):
     """Copy the versions of the unit that `path` is in, or the one that `path` names, or of all units ("/"),
     to `remote` (None: to all). `partial`: those too that are not complete. `again`: see to it that what was
-    copied is still there."""
+    copied is still there; `verify`: read all of it back besides."""
 
     remote: str | None = None
     partial: bool = False
     again: bool = False
+    verify: bool = False
 
 
 class Remotes(Request, frozen=True, kw_only=True):

@@ -31,6 +31,17 @@ class UnitFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFigures:
+    """One remote: complete versions that wait to be copied there, and what is safe; ages in seconds."""
+
+    name: str
+    waiting_versions: int
+    waiting_bytes: int
+    waiting_age_s: float | None
+    newest_safe_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What is true at one moment. Bytes; `logical_bytes` and `files` were stored since the mount."""
 
@@ -53,6 +64,7 @@ class Figures:
     scrub_damage: int
     scrub_age_s: float | None
     publish_waiting_s: float
+    remotes: tuple[RemoteFigures, ...] = ()
 
 
 _Value = Callable[[Figures], float | None]
@@ -93,6 +105,8 @@ def families(figures: Figures) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"ckptfs_{name}", text, value=found)
     yield from _of_requests(figures.times)
     yield from _of_units(figures.units)
+    if figures.remotes:
+        yield from _of_remotes(figures.remotes)
 
 
 def _of_requests(times: RequestTimes) -> Iterator[Metric]:
@@ -125,3 +139,19 @@ def _of_units(units: Iterable[UnitFigures]) -> Iterator[Metric]:
         if unit.complete_age_s is not None:
             complete.add_metric(of, unit.complete_age_s)
     yield from (versions, newest, complete)
+
+
+def _of_remotes(remotes: Iterable[RemoteFigures]) -> Iterator[Metric]:
+    texts = (
+        ("waiting_versions", "Complete versions that are not copied there yet.", "waiting_versions"),
+        ("waiting_bytes", "The bytes in them, shared ones counted for each.", "waiting_bytes"),
+        ("waiting_age_seconds", "Age of the oldest of them.", "waiting_age_s"),
+        ("newest_safe_age_seconds", "Age of the newest version that is safe there.", "newest_safe_age_s"),
+    )
+    for name, text, field in texts:
+        family = GaugeMetricFamily(f"ckptfs_remote_{name}", text, labels=["remote"])
+        for remote in remotes:
+            value: float | None = getattr(remote, field)
+            if value is not None:
+                family.add_metric([remote.name], value)
+        yield family

@@ -312,7 +312,14 @@ class Mount:
             return None
         names = config.metrics_names
         measuring = Measuring(
-            parts.disk, parts.segments, parts.histories, self.face, self._keeper, self._facts, names=names
+            parts.disk,
+            parts.segments,
+            parts.histories,
+            self.face,
+            self._keeper,
+            self._facts,
+            self._copying.figures,
+            names=names,
         )
         return MetricsServer(measuring.figures, config.metrics).run
 

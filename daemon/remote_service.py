@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Addresses
-from ckptfs.daemon.copying import Copying, Report
+from ckptfs.daemon.copying import Check, Copying, Report
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.queries import public_key, units_of
@@ -67,7 +67,7 @@ class RemoteService:
             number,
             request.remote,
             partial=request.partial,
-            again=request.again,
+            check=Check.READ if request.verify else Check.LISTS if request.again else Check.NO,
             report=report,
         )
 

@@ -78,14 +78,16 @@ async def _listed(remote: Remote, folder: str) -> dict[UnitId, list[int]]:
 
 
 async def _newest_of(remote: Remote, unit: UnitId, listed: list[int], at_least: int) -> Newest | None:
-    """None: the highest that was listed is not there any more, so there are higher ones."""
+    """None: the highest is not there any more, so there are higher ones by now."""
     sequence = max(listed, default=0)
     if at_least > sequence and await _is_there(remote, unit, at_least):
         sequence = at_least
     while await _is_there(remote, unit, sequence + 1):
         sequence += 1
     problems: list[str] = []
-    for candidate in sorted({*listed, sequence} - {0}, reverse=True):
+    # Those below are for when it is damaged. A list may leave out the one that comes next.
+    kept = range(max(1, sequence - KEPT), sequence + 1)
+    for candidate in sorted({*listed, *kept}, reverse=True):
         key = head_key(unit, candidate)
         try:
             head = decode_head(await remote.get_unnamed(key))
@@ -95,7 +97,7 @@ async def _newest_of(remote: Remote, unit: UnitId, listed: list[int], at_least: 
         except Corrupt as e:
             problems.append(f"{remote.url}/{key}: {e}")
         except NotFound:
-            if candidate in listed[-1:] and not problems:
+            if candidate == sequence:
                 return None
     return Newest(None, sequence, 0, tuple(problems))
 

@@ -37,6 +37,7 @@ class KnownChunks:
         self._remote = remote
         self._settled, self._recent = np.zeros(0, ROW), np.zeros(0, ROW)
         self._read: set[bytes] = set()
+        self._shard_names: list[bytes] = []
         self.packs: list[PackFacts] = []
         self.problems: list[str] = []
 
@@ -77,10 +78,15 @@ class KnownChunks:
         rows = shard.rows.copy()
         rows["pack"] += len(self.packs)
         self.packs += shard.packs
+        self._shard_names += [name] * len(shard.packs)
         self._recent = sorted_rows(np.concatenate([self._recent, rows]))
         if len(self._recent) > max(_SETTLE_ROWS, len(self._settled) // _SETTLE_SHARE):
             self._settled = sorted_rows(np.concatenate([self._settled, self._recent]))
             self._recent = self._recent[:0]
+
+    def shard_of(self, pack: int) -> bytes:
+        """The name of the shard that lists a pack."""
+        return self._shard_names[pack]
 
     def __len__(self) -> int:
         return len(self._settled) + len(self._recent)

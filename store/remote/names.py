@@ -15,6 +15,7 @@ from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.remote.box import CHECK_BYTES
 
 FORMAT_KEY = "ckptfs-remote"
+PACKS = "packs"
 SHARDS = "shards"
 HEADS = "heads"
 MOST_FORMAT_BYTES = 1 << 16
@@ -62,7 +63,7 @@ def decode_remote_format(encoded: bytes) -> RemoteFormat:
 
 def pack_key(name: bytes) -> str:
     """The key of a pack."""
-    return f"packs/{name.hex()[:2]}/{name.hex()}"
+    return f"{PACKS}/{name.hex()[:2]}/{name.hex()}"
 
 
 def shard_key(name: bytes) -> str:

@@ -91,6 +91,10 @@ class Remote:
         """The name of an object with this content."""
         return self._key.name(content) if self._key is not None else plain_name(content)
 
+    def stored_size(self, content_bytes: int) -> int:
+        """The length of an object with so much content."""
+        return content_bytes if self._key is None else enclosed_size(content_bytes)
+
     async def put(self, key: str, name: bytes, content: Payload, *, check_first: bool = False) -> bool:
         """Have an object `key`, whose name is that of its `content`, on the storage; False if it was there.
 
@@ -177,8 +181,7 @@ class Remote:
             found = await self._bucket.stat(key)
         except NotFound:
             return False
-        wanted = size if self._key is None else enclosed_size(size)
-        return found.size == wanted and await self._is_right(key, name)
+        return found.size == self.stored_size(size) and await self._is_right(key, name)
 
     async def _is_right(self, key: str, name: bytes) -> bool:
         try:

@@ -21,6 +21,7 @@ from ckptfs.store.remote.catalogue import read_history
 from ckptfs.store.remote.copied import Copied, CopiedUnits
 from ckptfs.store.remote.head import Piece, RemoteHead, decode_head, merged_pieces
 from ckptfs.store.remote.heads import newest_head, place_head, remove_old_heads
+from ckptfs.store.remote.healing import Healer, HealReport
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.names import head_key, piece_key
 from ckptfs.store.remote.objects import Remote
@@ -80,6 +81,12 @@ class Pusher:
         self._on_progress = on_progress
         self._begin_anew()
 
+    async def heal(self, *, read: bool) -> HealReport:
+        """See to the packs of all who copy to this remote; see Healer."""
+        await self._remote.open(create=True)
+        await self._known.refresh()
+        return await Healer(self._remote, self._known, self._disk, self._segments).heal(read=read)
+
     def _begin_anew(self) -> None:
         self._known = KnownChunks(self._remote)
         self._sender = Sender(self._remote, self._disk, self._segments, self._known, self._on_progress)
@@ -125,6 +132,8 @@ class Pusher:
             if not is_copied:
                 base = await self._place(unit_id, base, record.number, report)
                 report.copied.append(record.number)
+        if again:
+            await self._send_pieces_again(base)
         if base.chain != self._history(unit_id)[1]:
             base = await self._place(unit_id, base, None, report)
         noted = self._copied.of(unit_id)
@@ -212,6 +221,15 @@ class Pusher:
         if await self._remote.put(piece_key(unit_id, piece.name), piece.name, content):
             report.sent.bytes += len(content)
         return (*kept, piece)
+
+    async def _send_pieces_again(self, head: RemoteHead) -> None:
+        """Have the pieces of the history there, whole: what is wrong is replaced."""
+        history, at = self._history(head.unit)[0], 0
+        for piece in head.pieces:
+            content = history[at : at + piece.size]
+            if self._remote.name(content) == piece.name:
+                await self._remote.put(piece_key(head.unit, piece.name), piece.name, content)
+            at += piece.size
 
     async def _note(self, head: RemoteHead) -> None:
         placed = await self._remote.stat(head_key(head.unit, head.sequence))

@@ -86,7 +86,8 @@ def test_a_node_that_is_wiped_comes_back_elsewhere(
     first.publish("run", step=6)
     row = pushed(first, str(run))
     assert row["unit"] == "run" and len(row["safe"]) >= 2 and row["problems"] == []
-    assert pushed(first, str(run))["sent_bytes"] == 0
+    again = pushed(first, str(run), "--again")
+    assert (again["sent_chunks"], again["copied"], again["problems"]) == (0, [], [])
     told = status(first)
     assert told["waiting_versions"] == 0 and told["failure"] is None and told["waiting_since"] is None
     saved = state_of(run)
@@ -130,7 +131,7 @@ def test_what_is_refused(mount_factory: Factory, s3: S3Server, tmp_path: Path) -
 
     run = str(mount.path / "run")
     assert "the first `ckptfs push` makes one" in said("pull", str(mount.path))
-    assert pushed(mount)["safe"] != []
+    assert pushed(mount, str(mount.path))["safe"] != []
     assert "run is live here" in said("pull", run)
     assert "no remote 'other'; there are backup" in said("push", run, "--remote", "other")
     assert "has no gone; it has run" in said("pull", str(mount.path / "gone"))
@@ -145,8 +146,15 @@ def test_what_is_refused(mount_factory: Factory, s3: S3Server, tmp_path: Path) -
 def test_a_remote_that_is_away_holds_back_nobody(mount_factory: Factory, tmp_path: Path) -> None:
     """A directory that is not mounted (yet): told by status, and copied to once it is there."""
     there = tmp_path / "elsewhere"
-    config = {"settle_s": 0.3, "remote": [{"name": "backup", "url": f"file://{there}"}]}
+    figures = tmp_path / "figures.prom"
+    config = {
+        "settle_s": 0.3,
+        "remote": [{"name": "backup", "url": f"file://{there}"}],
+        "metrics": str(figures),
+    }
     mount = mount_factory(config=config)
+    assert poll(figures.exists, 10)
+    assert 'ckptfs_remote_waiting_versions{remote="backup"} 0.0' in figures.read_text()
     save(mount.path / "run", 1)
     mount.publish("run")
     assert poll(lambda: "is not there" in str(status(mount)["failure"]), 30)

@@ -318,11 +318,16 @@ def test_damage_is_named_and_the_next_push_heals(
                 assert "lacks 1 chunks" in said
             elif (kind, how) != ("heads", "remove"):
                 assert damaged in said or damaged.rpartition("/")[2] in said, said
+            if kind == "packs":
+                one = pusher(store, remote)
+                healed = await one.heal(read=True)
+                assert len(healed.healed) == 1 and damaged in healed.healed[0] and healed.damaged == []
+                assert (await one.heal(read=True)).healed == []
             report = await push(store, remote, again=True)
-            if kind in ("shards", "heads"):
-                assert report.safe == (1,)
-                assert how == "remove" or damaged in "\n".join(report.problems)
-                assert await _said_by_pull(tmp_path / "c", remote) == ""
+            assert report.safe == (1,)
+            if kind in ("shards", "heads") and how != "remove":
+                assert damaged in "\n".join(report.problems)
+            assert await _said_by_pull(tmp_path / "c", remote) == ""
 
     trio.run(main)
 
@@ -344,6 +349,35 @@ async def _said_by_pull(path: Path, remote: Remote) -> str:
         except (Corrupt, NotFound) as e:
             problems.append(str(e))
         return "\n".join(problems)
+
+
+def test_a_pack_that_cannot_be_made_anew_is_named(tmp_path: Path) -> None:
+    """Each node heals its own; a list tells of a pack that is gone or cut, not of a flipped bit."""
+    bucket = MemoryBucket()
+
+    async def main() -> None:
+        remote = Remote(bucket)
+        with saved_store(tmp_path / "a", b"a") as store, saved_store(tmp_path / "b", b"b") as other:
+            await store.publish(b"run", checkpoint(0))
+            await push(store, remote)
+            (first,) = bucket.keys("packs")
+            await other.publish(b"run", checkpoint(1, frozen=1))
+            await push(other, remote)
+            (second,) = {*bucket.keys("packs")} - {first}
+            bucket.flip(first, 8 * 1_000_000)
+            del bucket.objects[second]
+            report = await pusher(store, remote).heal(read=False)
+            assert report.packs == 2 and report.read_bytes == 0 and report.healed == []
+            assert len(report.damaged) == 1
+            assert f"{second}: it is not there; this store has not all" in report.damaged[0]
+            assert len((await pusher(other, remote).heal(read=False)).healed) == 1
+            report = await pusher(other, remote).heal(read=True)
+            assert len(report.damaged) == 1 and first in report.damaged[0]
+            assert len((await pusher(store, remote).heal(read=True)).healed) == 1
+            report = await pusher(other, remote).heal(read=True)
+            assert (report.healed, report.damaged) == ([], []) and report.read_bytes > 6_000_000
+
+    trio.run(main)
 
 
 def test_a_torn_upload_is_replaced(tmp_path: Path) -> None:
