@@ -101,8 +101,10 @@ class Pusher:
         history under this unit's id. Other errors as the remote raises: the versions in `safe` of the next
         report stay copied. Durable when: this returned.
         """
-        await self._remote.open(create=True)
         report = PushReport()
+        if self._copied.of(unit_id) is None and not any(map(wanted, self._histories.versions(unit_id))):
+            return report  # nothing of it ever went there, nor shall
+        await self._remote.open(create=True)
         for last in range(_TRIES - 1, -1, -1):
             try:
                 await self._push(unit_id, wanted, again, report)

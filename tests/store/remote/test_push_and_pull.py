@@ -157,6 +157,28 @@ def test_only_complete_versions_unless_asked(tmp_path: Path) -> None:
     trio.run(main)
 
 
+def test_what_was_pulled_is_not_copied_again_unless_asked(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+
+    async def main() -> None:
+        remote = Remote(bucket)
+        with saved_store(tmp_path / "a") as store:
+            record = await store.publish(b"run", checkpoint(0))
+            await push(store, remote)
+        with saved_store(tmp_path / "b") as store:
+            unit = (await pull(store, remote, record)).record.unit
+            await store.publish(b"other", checkpoint(1), state=State.PARTIAL)
+            before = dict(bucket.objects)
+            for unit_id in (unit, store.unit(b"other").unit):
+                report = await pusher(store, remote).push(unit_id)
+                assert (report.safe, report.copied) == ((), [])
+            assert bucket.objects == before, "not even a head"
+            assert (await pusher(store, remote).push(unit, lambda record: True)).copied == [1]
+        assert [len(one.versions) for one in await remote_units(remote)] == [1, 1]
+
+    trio.run(main)
+
+
 def test_one_directory_or_file_is_fetched(tmp_path: Path, key: RemoteKey | None) -> None:
     async def main() -> None:
         remote = Remote(MemoryBucket(), key)
