@@ -19,7 +19,8 @@ from ckptfs.store.errors import CkptfsError, Conflict
 log = logging.getLogger(__name__)
 BUSY_S = 5.0
 RETRY_S = 0.25
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+HAND_OVER = signal.SIGUSR1
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 _PAUSE_S = 1.0
 
 
@@ -63,14 +64,19 @@ class Switched:
 
 
 class Stoppable(Protocol):
-    """A session that serves requests."""
+    """A session that serves requests; `is_kept`: the mount can outlive us."""
+
+    is_kept: bool
 
     def stop(self) -> None:
         """Make it return; what is in flight is still answered."""
 
 
 class Stop:
-    """Watches for signals. Belongs to the trio thread; `is_asked` once there was one."""
+    """Watches for signals. Belongs to the trio thread; `is_asked` once there was one.
+
+    `hands_over`: it was the one that leaves the mount to the next daemon, which goes on with it.
+    """
 
     def __init__(
         self, session: Stoppable, path: str, reload: Callable[[], Awaitable[None]] | None = None
@@ -80,6 +86,7 @@ class Stop:
         self._path = path
         self._reload = reload
         self.is_asked = False
+        self.hands_over = False
 
     async def watch_signals(self) -> None:
         """Stop the session at the first signal, gently; at the second, at once."""
@@ -91,6 +98,10 @@ class Stop:
                     if number == signal.SIGHUP and self._reload is not None:
                         nursery.start_soon(keep_running, "reading the configuration again", self._reload)
                         continue
+                    if number == HAND_OVER and self._session.is_kept:
+                        log.info("the next daemon goes on with the mount")
+                        self.hands_over = True
+                        break
                     how = "stopping at once" if self.is_asked else "stopping"
                     log.info("%s: %s", signal.Signals(number).name, how)
                     if self.is_asked:

@@ -29,13 +29,20 @@ from ckptfs.daemon.copying import Copying
 from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
+from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, KeptSession, kept_fds, take_over
 from ckptfs.daemon.key_rotation import read_rotations, rotate_key
 from ckptfs.daemon.keys import key_path, load_keyring
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, Switched, keep_running
 from ckptfs.daemon.measuring import Measuring, MetricsServer
 from ckptfs.daemon.mount_probe import MountProbe
-from ckptfs.daemon.mountpoints import check_fuse, may_allow_other, modes_above, prepare_mountpoint
+from ckptfs.daemon.mountpoints import (
+    check_fuse,
+    may_allow_other,
+    modes_above,
+    prepare_mountpoint,
+    real_mountpoint,
+)
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.pending import pending_bytes
 from ckptfs.daemon.places import make_socket_folder, socket_path
@@ -78,14 +85,18 @@ def serve_mount(
     logging.basicConfig(
         level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    path = prepare_mountpoint(mountpoint, store)
-    check_fuse()
+    path = real_mountpoint(mountpoint, store)
+    kept = take_over(kept_fds(os.environ, os.getpid()), path, store)
+    if kept is None:
+        prepare_mountpoint(path)
+        check_fuse()
+    is_held = kept.state.is_held if kept is not None else lambda ino: False
     uid = os.geteuid()
     make_socket_folder(uid)
     socket = socket_path(path, uid)
     try:
-        with opened_store(store, path, socket, lambda: load_keyring(config.key)) as parts:
-            trio.run(Mount(parts, path, socket, config, config_path).serve, as_json)
+        with opened_store(store, path, socket, lambda: load_keyring(config.key), is_held) as parts:
+            trio.run(Mount(parts, path, socket, config, config_path, kept).serve, as_json)
     except BaseExceptionGroup as group:
         error = lone_error(group)
         if isinstance(error, trio.TooSlowError):
@@ -97,8 +108,15 @@ class Mount:
     """The parts of one mount that is being served. Belongs to the trio thread."""
 
     def __init__(
-        self, parts: OpenStore, path: str, socket: str, config: Config, config_path: str | None
+        self,
+        parts: OpenStore,
+        path: str,
+        socket: str,
+        config: Config,
+        config_path: str | None,
+        kept: KeptSession | None,
     ) -> None:
+        self._kept = kept
         self._parts = parts
         self._path = path
         self._config = config
@@ -116,6 +134,7 @@ class Mount:
             ),
             self._face_settings(),
             self,
+            kept.state if kept is not None else None,
         )
         self._sweeper = Sweeper(
             parts.disk,
@@ -157,6 +176,7 @@ class Mount:
         session = self._mounted()
         # Of a terminal that goes away SIGHUP says just that.
         stop = Stop(session, self._path, None if os.isatty(0) else self._reloader.reload)
+        leaves_mounted = True  # what fails by a bug of ours is left to the next daemon
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
@@ -181,11 +201,11 @@ class Mount:
                 nursery.start_soon(self._say_ready, session, as_json)
                 nursery.start_soon(keep_running, "telling the service manager", self._tell_manager)
                 await session.run()
-                log.info("unmounted" if not stop.is_asked else "stopping")
+                log.info("stopping" if stop.is_asked or stop.hands_over else "unmounted")
                 nursery.cancel_scope.cancel()
+            leaves_mounted = stop.hands_over
         finally:
-            self._manager.tell(STOPPING="1")
-            session.close()
+            self._leave(session, mounted=leaves_mounted and session.is_kept)
         with trio.CancelScope(shield=True):
             parts, changed = self._parts, list(self.face.drafts.changed_dirs)
             synced = await sync_staging(parts.disk, parts.index, self.face.namespace, parts.staging, changed)
@@ -218,13 +238,29 @@ class Mount:
             return Session(
                 self.face.operations,
                 self.face.passthrough,
+                self.face.state,
                 self._path,
                 self._parts.disk.root,
                 allow_other=self._allow_other,
                 write_path=self._config.write_path,
+                taken_over=None if self._kept is None else self._kept.fuse_fd,
+                keep=self._keep if self._manager.is_there else None,
             )
         except RuntimeError as e:
             raise Unavailable(f"{self._path} cannot be mounted: {e}") from None
+
+    def _keep(self, fuse_fd: int, state_fd: int) -> None:
+        """Have the mount outlive us."""
+        self._manager.keep(STATE_NAME, state_fd)
+        self._manager.keep(SESSION_NAME, fuse_fd)
+
+    def _leave(self, session: Session, *, mounted: bool) -> None:
+        """Unmount, or leave the mount to the next daemon."""
+        if session.is_kept and not mounted:
+            self._manager.let_go(SESSION_NAME)
+            self._manager.let_go(STATE_NAME)
+        self._manager.tell(STOPPING="1")
+        session.close(leave_mounted=mounted)
 
     async def _say_ready(self, session: Session, as_json: bool) -> None:
         """The one line on stdout. The session answers as soon as this task lets it."""

@@ -33,19 +33,23 @@ _MOST_LAYERS = 32
 _LOOK_S = 5.0
 
 
-def prepare_mountpoint(mountpoint: str, store: str) -> str:
-    """The real path of a place that can be mounted upon; dead mounts of ours are cleared from it.
-
-    Raises Conflict (in use), NotFound, InvalidRequest (no empty directory, or in the store),
-    Unavailable (somebody else's dead mount).
-    """
+def real_mountpoint(mountpoint: str, store: str) -> str:
+    """The real path of a mount point; InvalidRequest if it lies in the store or the store in it."""
     table = mount_table()
     path, store_path = follow(mountpoint, table), follow(store, table)
     if is_below(path, store_path) or is_below(store_path, path):
         raise InvalidRequest(f"the mount point {path} and the store {store_path} must not lie in each other")
+    return path
+
+
+def prepare_mountpoint(path: str) -> None:
+    """Make sure that a real path can be mounted upon; dead mounts of ours are cleared from it.
+
+    Raises Conflict (in use), NotFound, InvalidRequest (no empty directory), Unavailable (somebody else's
+    dead mount).
+    """
     _clear_dead(path)
     _check_directory(path)
-    return path
 
 
 def check_fuse() -> None:

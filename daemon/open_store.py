@@ -52,11 +52,16 @@ class OpenStore:
 
 @contextmanager
 def opened_store(
-    path: str, mountpoint: str, socket: str, load_keys: Callable[[], Keyring]
+    path: str,
+    mountpoint: str,
+    socket: str,
+    load_keys: Callable[[], Keyring],
+    is_held: Callable[[int], bool] = lambda ino: False,
 ) -> Iterator[OpenStore]:
     """The store at `path` (made if it is not there) for as long as the block runs.
 
-    `load_keys` gives the keys for versions once it is sure that this process has the store. Conflict if
+    `load_keys` gives the keys for versions once it is sure that this process has the store; `is_held` as in
+    recover. Conflict if
     another process holds it; otherwise as open_store, load_keys, Index and recover raise.
     Durable when: the block has ended.
     """
@@ -79,7 +84,15 @@ def opened_store(
         segments = Segments(disk, index)
         stack.callback(segments.close)
         staging = Staging(disk, _first_staging_number(index))
-        report = recover(disk, index, staging, segments.read_recipe, boot_id=boot_id(), now_ns=time.time_ns())
+        report = recover(
+            disk,
+            index,
+            staging,
+            segments.read_recipe,
+            boot_id=boot_id(),
+            now_ns=time.time_ns(),
+            is_held=is_held,
+        )
         log.info("recovery: %s", report)
         processes = HashingProcesses(disk)
         stack.callback(processes.close)

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 
 import trio
@@ -33,18 +34,23 @@ class ServiceManager:
         self._is_ready = False
         timeout = environment.get("WATCHDOG_USEC", "")
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.is_there = bool(self._address)
         self.watchdog_s = int(timeout) / _MICROSECONDS if timeout.isdecimal() and is_ours else 0.0
 
     def tell(self, **fields: str) -> None:
         """One message: READY="1", STATUS="…". Nobody hears it who has gone meanwhile."""
+        self._send("\n".join(f"{key}={value}" for key, value in fields.items()).encode(), [])
+
+    def _send(self, message: bytes, fds: list[int]) -> None:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        message = "\n".join(f"{key}={value}" for key, value in fields.items())
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.setblocking(False)
             try:
-                channel.sendto(message.encode(), address)
+                # socket.send_fds of Python 3.11 takes an address and does not use it.
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+                channel.sendmsg([message], rights, 0, address)
             except OSError as e:
                 log.warning("the service manager could not be told: %s", e)
 
@@ -57,6 +63,14 @@ class ServiceManager:
         """That has ended."""
         if self._is_ready:
             self.tell(READY="1")
+
+    def keep(self, name: str, fd: int) -> None:
+        """Have a descriptor kept over our death, and passed to the next daemon under this name."""
+        self._send(f"FDSTORE=1\nFDNAME={name}".encode(), [fd])
+
+    def let_go(self, name: str) -> None:
+        """Have what was kept under a name closed."""
+        self.tell(FDSTOREREMOVE="1", FDNAME=name)
 
     async def run(
         self, look: Callable[[float], Awaitable[bool]], state: Callable[[], Awaitable[str]]

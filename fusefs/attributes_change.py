@@ -128,6 +128,7 @@ class AttributeChanges:
             self._set_versions_off(ino, value, draft)
         draft.set_xattr(ino, name, value)
         draft.update(ino, ctime_ns=draft.now_ns)
+        draft.answer(ino)
         self._finish(ino, draft)
 
     def _set_versions_off(self, ino: int, value: bytes | None, draft: Draft) -> None:

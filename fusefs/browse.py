@@ -59,13 +59,15 @@ class Browse:
     NotFound: there is nothing of this name, or no longer. Corrupt: a saved directory is damaged.
     """
 
-    def __init__(self, trees: Trees, histories: VersionSource, live: LiveTree, units: LiveUnits) -> None:
+    def __init__(
+        self, trees: Trees, histories: VersionSource, live: LiveTree, units: LiveUnits, nodes: NodeTable
+    ) -> None:
         self._histories = histories
         self._live = live
         self._tops = Tops(histories, live, units)
         self._listings = Listings(trees, histories)
         self._saved = SavedTrees(trees)
-        self._nodes = NodeTable()
+        self._nodes = nodes
         self._page: tuple[Place, list[tuple[Row, Node]]] | None = None
 
     # ---- what the kernel holds --------------------------------------------------------------
@@ -126,7 +128,7 @@ class Browse:
             entry = entry_named(self._saved.read(place.tree), name)
             if entry is None:
                 raise _nothing(name)
-            return self._noted(SavedNode(place, entry))
+            return self._noted(SavedNode.of(place, entry))
         if isinstance(node, VersionsNode | UnitNode):
             return self._noted(self._listed(node, name))
         raise _nothing(name)
@@ -356,7 +358,7 @@ class Browse:
         entries, top = self._saved.read(place.tree), self._top_tree(place)
         page: list[tuple[Row, Node]] = []
         for cookie, entry in enumerate(entries[after : after + limit], after + 1):
-            node = SavedNode(place, entry)
+            node = SavedNode.of(place, entry)
             shown = self._saved.attributes(node.ino, self._closed_today(place, entry), top, entries)
             page.append(((cookie, entry.name, shown), node))
         return page

@@ -13,11 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from ckptfs.store.errors import NotFound
-from ckptfs.store.ids import TreeId, UnitId
+import msgspec
+
+from ckptfs.fusefs.kept_notes import Kind
+from ckptfs.fusefs.kept_state import KeptState
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.requests import Requests
+from ckptfs.store.errors import Corrupt, NotFound
+from ckptfs.store.ids import ChunkId, TreeId, UnitId
 from ckptfs.store.tree import Entry
 
-FIRST_VIRTUAL_INO = 1 << 62
 _RECENT_NODES = 4096
 
 
@@ -72,13 +77,12 @@ class Place:
 
 
 class Node:
-    """An inode below `.versions`; `count` is how often the kernel holds it."""
+    """An inode below `.versions`."""
 
-    __slots__ = ("count", "ino")
+    __slots__ = ("ino",)
 
     def __init__(self, ino: int) -> None:
         self.ino = ino
-        self.count = 0
 
 
 class VersionsNode(Node):
@@ -127,11 +131,68 @@ class SavedNode(Node):
 
     __slots__ = ("is_dir", "name", "place")
 
-    def __init__(self, place: Place, entry: Entry) -> None:
-        super().__init__(place.ino_of(entry))
+    def __init__(self, ino: int, place: Place, name: bytes, *, is_dir: bool) -> None:
+        super().__init__(ino)
         self.place = place
-        self.name = entry.name
-        self.is_dir = entry.is_dir
+        self.name = name
+        self.is_dir = is_dir
+
+    @classmethod
+    def of(cls, place: Place, entry: Entry) -> SavedNode:
+        """That of an entry of a directory."""
+        return cls(place.ino_of(entry), place, entry.name, is_dir=entry.is_dir)
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """A node as it is noted: which field says what it is tells its kind."""
+
+    live: int | None = None
+    unit: bytes | None = None
+    link: bytes | None = None
+    place: tuple[int, bytes, int, bytes, bytes] | None = None
+    saved: tuple[int, bytes, bool] | None = None
+
+
+def encode_node(node: Node) -> bytes:
+    """The note of a node, from which the next daemon makes it again."""
+    match node:
+        case VersionsNode():
+            kept = _Kept(live=node.live)
+        case UnitNode():
+            kept = _Kept(unit=node.unit)
+        case LinkNode(listing=VersionsNode() as listing):
+            kept = _Kept(live=listing.live, link=node.name)
+        case LinkNode(listing=UnitNode() as listing):
+            kept = _Kept(unit=listing.unit, link=node.name)
+        case VersionNode():
+            kept = _Kept(place=_fields_of(node.place))
+        case SavedNode():
+            kept = _Kept(place=_fields_of(node.place), saved=(node.ino, node.name, node.is_dir))
+        case _:
+            raise AssertionError("a node of an unknown kind")
+    return msgspec.msgpack.encode(kept)
+
+
+def decode_node(encoded: bytes) -> Node:
+    """The node of a note; Corrupt if it is none."""
+    try:
+        kept = msgspec.msgpack.decode(encoded, type=_Kept)
+    except msgspec.DecodeError as e:
+        raise Corrupt(f"a note of a past version's inode cannot be read: {e}") from None
+    if kept.place is not None:
+        base, unit, number, path, tree = kept.place
+        place = Place(base, UnitId(unit), number, path, TreeId(ChunkId(tree)))
+        if kept.saved is None:
+            return VersionNode(place)
+        return SavedNode(kept.saved[0], place, kept.saved[1], is_dir=kept.saved[2])
+    if kept.live is None and kept.unit is None:
+        raise Corrupt("a note of a past version's inode is empty")
+    listing = VersionsNode(kept.live) if kept.live is not None else UnitNode(UnitId(kept.unit or b""))
+    return listing if kept.link is None else LinkNode(listing, kept.link)
+
+
+def _fields_of(place: Place) -> tuple[int, bytes, int, bytes, bytes]:
+    return place.base, place.unit, place.number, place.path, place.tree
 
 
 class NodeTable:
@@ -140,9 +201,13 @@ class NodeTable:
     Belongs to the trio thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: KeptState, requests: Requests) -> None:
+        self._state = state
+        self._requests = requests
         self._held: dict[int, Node] = {}
         self._recent: dict[int, Node] = {}
+        for ino, encoded in state.notes.items(Kind.NODE):
+            self._held[ino] = decode_node(encoded)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -164,17 +229,17 @@ class NodeTable:
             del self._recent[next(iter(self._recent))]
 
     def remember(self, ino: int) -> None:
-        """The kernel holds the node once more."""
+        """The kernel is given the node once more."""
         node = self.get(ino)
-        node.count += 1
-        self._recent.pop(ino, None)
-        self._held[ino] = node
+        if ino not in self._held:
+            self._state.notes.put(Kind.NODE, ino, encode_node(node))
+            self._held[ino] = node
+            self._recent.pop(ino, None)
+        self._requests.add(Kind.HELD, ino)
 
     def forget(self, ino: int, count: int) -> None:
         """The kernel holds the node `count` times less."""
-        node = self._held.get(ino)
-        if node is None:
-            return
-        node.count -= count
-        if node.count <= 0:
-            del self._held[ino]
+        left = self._state.count(Kind.HELD, ino) - count
+        self._state.set_count(Kind.HELD, ino, max(left, 0))
+        if left <= 0 and self._held.pop(ino, None) is not None:
+            self._state.notes.delete(Kind.NODE, ino)

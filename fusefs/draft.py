@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from ckptfs.fusefs.namespace import Counter, Namespace, key_of
+from ckptfs.fusefs.requests import Requests
 from ckptfs.store.index import Change, Table
 from ckptfs.store.inode import Content, Inode, encode_inode
 from ckptfs.store.staging import Staging
@@ -23,8 +24,11 @@ class Drafts:
     `changed_dirs` mirrors the DIRTY table. Belongs to the index thread.
     """
 
-    def __init__(self, namespace: Namespace, staging: Staging, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, namespace: Namespace, staging: Staging, requests: Requests, clock: Callable[[], int]
+    ) -> None:
         self.namespace = namespace
+        self.requests = requests
         self.staging = staging
         self.clock = clock
         self.inos = Counter(namespace.index, b"next_ino", 2)
@@ -127,6 +131,10 @@ class Draft:
         number = content.staging
         if number and number not in self._drafts.pinned_staging | self.pinned_staging:
             self.change.after_commit(lambda: self._drafts.staging.drop(number))
+
+    def answer(self, ino: int) -> None:
+        """This draft does all that the present request asks for; `ino` is what it makes or takes away."""
+        self._drafts.requests.record(self.change, ino)
 
     def when_applied(self, action: Callable[[], None]) -> None:
         """Run `action` once the change is made: memory must not know of what was refused."""

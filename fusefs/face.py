@@ -5,6 +5,8 @@ One rule: parts get each other here and nowhere else; nothing is global.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -13,16 +15,20 @@ from dataclasses import dataclass
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChanges
 from ckptfs.fusefs.browse import Browse
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.browse_nodes import NodeTable
 from ckptfs.fusefs.draft import Drafts
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.facts import VersionFacts
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.flusher import Flusher
+from ckptfs.fusefs.kept_notes import Kind
+from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.fusefs.kernel_caches import KernelCaches
 from ckptfs.fusefs.kernel_reads import KernelReads
 from ckptfs.fusefs.lookups import Lookups
 from ckptfs.fusefs.mutations import Mutations
 from ckptfs.fusefs.namespace import Namespace, key_of
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO, ino_of
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.operations import CkptfsOperations
 from ckptfs.fusefs.passthrough import Passthrough
@@ -32,6 +38,7 @@ from ckptfs.fusefs.provenance import Provenance
 from ckptfs.fusefs.publish import Publisher
 from ckptfs.fusefs.quiet import Quiet
 from ckptfs.fusefs.recording import Recorder, Request
+from ckptfs.fusefs.requests import Requests
 from ckptfs.fusefs.rollback import Rollback
 from ckptfs.fusefs.scheduler import Scheduler
 from ckptfs.fusefs.seams import Room
@@ -41,6 +48,7 @@ from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
+from ckptfs.store.errors import CkptfsError, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId
 from ckptfs.store.index import Change, Index, Table
@@ -53,6 +61,8 @@ from ckptfs.store.staging import Staging
 from ckptfs.store.version_names import check_tag
 from ckptfs.store.whole_segment import WholeSegments
 from ckptfs.store.writer_log import WriterLog
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +99,30 @@ class Face:
         store: StoreParts,
         settings: FaceSettings,
         room: Room,
+        taken_over: KeptState | None = None,
     ) -> None:
+        """`taken_over`: what a daemon that died has left of the session that this one goes on with."""
         clock = time.time_ns
         self._store = store
+        self.state = taken_over if taken_over is not None else KeptState.make()
+        self.requests = Requests(self.state)
         self.namespace = Namespace(store.index, store.disk)
         self._make_root(settings.owner, clock())
-        self.drafts = Drafts(self.namespace, store.staging, clock)
+        self.drafts = Drafts(self.namespace, store.staging, self.requests, clock)
         self.units = Units(self.namespace, settings.units, settings.is_off)
         self.quiet = Quiet(settings.settle_s, settings.settle_max_s)
-        self.lookups = Lookups()
-        self.nodes = Nodes(self.lookups)
-        self.passthrough = Passthrough()
+        self.lookups = Lookups(self.state, self.requests)
+        self.nodes = Nodes(self.lookups, self.state.notes)
+        self.passthrough = Passthrough(self.state)
         self.whole_segments = WholeSegments(store.disk, store.segments, store.hashers)
         self.kernel_caches = KernelCaches(self.nodes)
         self.stored_reads = StoredReads(
-            store.disk, self.whole_segments, self.passthrough, self.nodes, self.kernel_caches.drop_attributes
+            store.disk,
+            self.whole_segments,
+            self.passthrough,
+            self.nodes,
+            self.kernel_caches.drop_attributes,
+            self.state.notes,
         )
         self.files = Files(
             store.disk,
@@ -115,6 +134,7 @@ class Face:
             self.passthrough,
             self.stored_reads,
             room.make_room,
+            self.state.notes,
         )
         self.preimages = Preimages(
             self.namespace, self.drafts, self.units, store.segments, settings.settle_s, self.files.is_written
@@ -134,6 +154,12 @@ class Face:
         self._make_publisher(clock)
         self._make_operations(room)
         self.recorder.mend()
+        if taken_over is None:
+            self.requests.begin_anew(store.index)
+        else:
+            self.requests.resume(store.index)
+            self._reopen()
+        self._keep_failures()
 
     def configure(self, settings: FaceSettings) -> None:
         """Other settings, from now on. Which directories are units, and who owns the root, stays."""
@@ -156,6 +182,14 @@ class Face:
         record = await self.publisher.publish_now(top, Request("snapshot"))
         self._store.histories.tag(record.unit, record.number, tag)
         return self.browse.version_directory(directory, record.unit, record.number)
+
+    def snapshot_made(self, directory: int, name: bytes) -> Attributes:
+        """As Snapshots in seams.py."""
+        unit = self._store.histories.unit_of_ino(self.units.top_of(directory))
+        number = None if unit is None else self._store.histories.tags(unit.unit).get(os.fsdecode(name))
+        if unit is None or number is None:
+            raise NotFound(f"there is no version {os.fsdecode(name)!r}")
+        return self.browse.version_directory(directory, unit.unit, number)
 
     def _make_publisher(self, clock: Callable[[], int]) -> None:
         store = self._store
@@ -224,9 +258,16 @@ class Face:
 
     def _make_operations(self, room: Room) -> None:
         store = self._store
-        self.browse = Browse(store.segments, store.histories, self.namespace, self.units)
+        self.browse = Browse(
+            store.segments, store.histories, self.namespace, self.units, NodeTable(self.state, self.requests)
+        )
         self.versioned = VersionedFiles(
-            store.segments, self.stored_reads, self.browse, self._live_recipe, self._sibling_recipe
+            store.segments,
+            self.stored_reads,
+            self.browse,
+            self._live_recipe,
+            self._sibling_recipe,
+            self.state.notes,
         )
         self.reading_ahead = ReadingAhead(store.disk, store.segments, store.hashers)
         attribute_changes = AttributeChanges(store.disk, self.namespace, self.drafts, self.files, self.quiet)
@@ -243,7 +284,38 @@ class Face:
             self.passthrough,
             self.stored_reads,
             self.provenance,
+            self.requests,
             room,
+        )
+
+    def _reopen(self) -> None:
+        """Open what the daemon before us had open. What cannot be is none any more: its last use was on its
+        way when that one died."""
+        notes, opened, reopened = self.state.notes, dict[int, list[int]](), set[int]()
+        for fh, value in notes.items(Kind.HANDLE):
+            opened.setdefault(fh >> 1, [0, 0])[fh & 1] = int.from_bytes(value, "little")
+        for node, (readers, writers) in opened.items():
+            try:
+                if node >= FIRST_VIRTUAL_INO:
+                    self.versioned.resume(node, readers)
+                elif self.nodes.is_left(node):
+                    self.stored_reads.resume(node, readers)
+                else:
+                    self.files.resume(ino_of(node), readers, writers)
+                reopened.add(node)
+            except (CkptfsError, PosixError) as e:
+                log.warning("node %d is not open any more: %s", node, e)
+                notes.delete(Kind.HANDLE, node << 1)
+                notes.delete(Kind.HANDLE, node << 1 | 1)
+        self.passthrough.expect(self.files.open_files.keys(), reopened)
+
+    def _keep_failures(self) -> None:
+        """Which syncs failed is known as long as the mount is there."""
+        staging, notes = self._store.staging, self.state.notes
+        for number, value in notes.items(Kind.FAILED):
+            staging.failed[number] = OSError(int.from_bytes(value, "little"), "a sync of it has failed")
+        staging.on_failed = lambda number, error: notes.put(
+            Kind.FAILED, number, (error.errno or errno.EIO).to_bytes(8, "little")
         )
 
     def _live_recipe(self, ino: int) -> Recipe | None:

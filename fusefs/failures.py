@@ -11,9 +11,9 @@ import os
 from collections.abc import Sequence
 
 from ckptfs.fusefs.browse import Browse
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.errnos import is_expected
 from ckptfs.fusefs.namespace import Namespace
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.errors import Corrupt

@@ -17,6 +17,7 @@ import trio
 
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.errnos import PosixError
+from ckptfs.fusefs.kept_notes import Notes
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.openfile import Growth, Ingesting, OpenFile, read_open, truncate_open, write_open
 from ckptfs.fusefs.passthrough import Passthrough
@@ -54,6 +55,7 @@ class Files:
         passthrough: Passthrough,
         stored_reads: StoredReads,
         make_room: Callable[[int], Awaitable[bool]],
+        notes: Notes,
     ) -> None:
         self._disk = disk
         self._namespace = namespace
@@ -64,7 +66,7 @@ class Files:
         self._passthrough = passthrough
         self._stored_reads = stored_reads
         self._make_room = make_room
-        self._staged = StagedFiles(disk, namespace, drafts, staging, segments, passthrough)
+        self._staged = StagedFiles(disk, namespace, drafts, staging, segments, passthrough, notes)
         self.open_files = self._staged.open_files
         self.ingesting: dict[int, Ingesting] = {}
         self.writers = Writers(namespace, self._staged, passthrough, quiet)
@@ -101,6 +103,10 @@ class Files:
                 self._staged.attach_if_mapped(open_file)
                 self._read_stored(open_file)
             open_file.readers += 1
+
+    def resume(self, ino: int, readers: int, writers: int) -> None:
+        """As StagedFiles.resume."""
+        self._staged.resume(ino, readers, writers)
 
     def opened_new(self, ino: int, content: Content, fd: int) -> None:
         """A file was created with this staging descriptor, and is open for writing."""
@@ -304,7 +310,7 @@ class Files:
             try:
                 await trio.to_thread.run_sync(self._disk.sync, copy)
             except OSError as e:
-                self._staging.failed[content.staging] = e
+                self._staging.note_failed(content.staging, e)
                 raise
             finally:
                 self._disk.close(copy)

@@ -28,6 +28,8 @@ _STACK_DEPTH_AT = _OUT_HEADER_BYTES + 36
 _INIT_EXT = 1 << 30
 _HANDLE_KILLPRIV_V2 = 1 << 28
 _PASSTHROUGH_FLAGS2 = 1 << (37 - 32)
+_HAS_RESEND_FLAGS2 = 1 << (39 - 32)
+_NOTIFY_RESEND = struct.pack("<IiQ", 16, 7, 0)
 _FUSE_INIT = 26
 _OVERLAYFS = 0x794C7630
 _READ_BYTES = 1 << 17
@@ -44,6 +46,7 @@ class Offer:
     request: bytes
     passthrough: bool
     killpriv_v2: bool
+    resend: bool
 
 
 def open_mounted(mountpoint: str, source: str, subtype: str, options: list[str]) -> int:
@@ -67,7 +70,12 @@ def read_offer(fd: int) -> Offer:
     _, _, _, flags = struct.unpack_from("<IIII", request, _IN_HEADER_BYTES)
     has_more = len(request) >= _IN_HEADER_BYTES + 20 and flags & _INIT_EXT
     flags2 = struct.unpack_from("<I", request, _IN_HEADER_BYTES + 16)[0] if has_more else 0
-    return Offer(request, bool(flags2 & _PASSTHROUGH_FLAGS2), bool(flags & _HANDLE_KILLPRIV_V2))
+    return Offer(
+        request,
+        bool(flags2 & _PASSTHROUGH_FLAGS2),
+        bool(flags & _HANDLE_KILLPRIV_V2),
+        bool(flags2 & _HAS_RESEND_FLAGS2),
+    )
 
 
 def amended(answer: bytes, offer: Offer, stack_depth: int) -> bytes:
@@ -88,6 +96,29 @@ def amended(answer: bytes, offer: Offer, stack_depth: int) -> bytes:
     return bytes(out)
 
 
+def within(request: bytes, answer: bytes) -> bytes:
+    """The kernel's INIT with nothing offered but what was taken when it was answered: another libfuse, or
+    another ckptfs, must not take more now."""
+    out = bytearray(request)
+    for offered_at, taken_at in ((_IN_HEADER_BYTES + 12, _FLAGS_AT), (_IN_HEADER_BYTES + 16, _FLAGS2_AT)):
+        if offered_at + 4 <= len(out):
+            (offered,) = struct.unpack_from("<I", out, offered_at)
+            (taken,) = struct.unpack_from("<I", answer, taken_at)
+            struct.pack_into("<I", out, offered_at, offered & (taken | _INIT_EXT * (taken_at == _FLAGS_AT)))
+    return bytes(out)
+
+
+def agree(answer: bytes, before: bytes) -> bool:
+    """Whether libfuse takes what it took before, up to what `amended` adds by itself."""
+    ours, ours2 = _HANDLE_KILLPRIV_V2 | _INIT_EXT, _PASSTHROUGH_FLAGS2
+    taken = [(_word(one, _FLAGS_AT) & ~ours, _word(one, _FLAGS2_AT) & ~ours2) for one in (answer, before)]
+    return taken[0] == taken[1]
+
+
+def _word(message: bytes, at: int) -> int:
+    return int.from_bytes(message[at : at + 4], "little")
+
+
 def stack_depth_for(store: str) -> int:
     """How deep file systems are stacked if the store's files back the mount's: 2 on overlayfs."""
 
@@ -103,6 +134,11 @@ def stack_depth_for(store: str) -> int:
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """The two ends on which libfuse and we exchange INIT: one message, one packet."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def ask_again(fd: int) -> None:
+    """Have the kernel send all requests again that were read and not answered, before any other."""
+    os.write(fd, _NOTIFY_RESEND)
 
 
 def open_backing(fuse_fd: int, fd: int) -> int:

@@ -6,8 +6,8 @@ of a stored file is good only until the next one is asked for.
 
 from __future__ import annotations
 
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.files import Files
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.hashing import Buffer

@@ -115,6 +115,7 @@ class Mutations:
         draft = self._drafts.begin()
         draft.add_entry(parent, name, ino)
         draft.mark_changed(ino)
+        draft.answer(ino)
         draft.commit()
         self._quiet.major(parent, ino, time.monotonic())
 
@@ -125,6 +126,7 @@ class Mutations:
             raise PosixError(errno.EISDIR)
         draft = self._drafts.begin()
         self._take_away(draft, parent, name, ino)
+        draft.answer(ino)
         draft.commit()
         self._quiet.major(parent, ino, time.monotonic())
         return ino
@@ -139,6 +141,7 @@ class Mutations:
         draft = self._drafts.begin()
         self.on_directory_gone(ino)
         self._take_away(draft, parent, name, ino)
+        draft.answer(ino)
         draft.commit()
         self._quiet.forget(ino)
         self._quiet.major(parent, ino, time.monotonic())
@@ -210,6 +213,7 @@ class Mutations:
         draft.add_entry(new_parent, new_name, ino)
         draft.mark_changed(ino)
         self._notice(draft, new_parent, new_name)
+        draft.answer(ino)
         draft.commit()
         now = time.monotonic()
         self._quiet.major(parent, ino, now)
@@ -229,6 +233,7 @@ class Mutations:
         draft.add_entry(two[0], two[1], one[2])
         draft.mark_changed(one[2])
         draft.mark_changed(two[2])
+        draft.answer(one[2])
         draft.commit()
         now = time.monotonic()
         self._quiet.major(one[0], two[2], now)
@@ -277,6 +282,7 @@ class Mutations:
         draft.add_entry(parent, name, ino)
         draft.mark_changed(ino)
         self._notice(draft, parent, name)
+        draft.answer(ino)
         draft.commit()
         self._quiet.major(parent, ino, time.monotonic())
 

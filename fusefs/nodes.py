@@ -10,27 +10,27 @@ a segment must never be the backing file of a writer. Source: SEMANTICS.md, "Wri
 
 from __future__ import annotations
 
+from ckptfs.fusefs import node_ids
+from ckptfs.fusefs.kept_notes import Kind, Notes
 from ckptfs.fusefs.lookups import Lookups
-
-SECOND_NODE = 1 << 61
-"""The bit of a second node's id; native/replies.c shows st_ino without it."""
-_FIRST_VIRTUAL = SECOND_NODE << 1
+from ckptfs.fusefs.node_ids import SECOND_NODE
 
 
 class Nodes:
     """Node ids of live inodes. Belongs to the trio thread.
 
-    `_split` holds, per inode with two nodes, how often the kernel holds the first and the second.
+    `_split` are the inodes with two nodes; `notes` keeps them.
     """
 
-    def __init__(self, lookups: Lookups) -> None:
+    def __init__(self, lookups: Lookups, notes: Notes) -> None:
         self._lookups = lookups
-        self._split: dict[int, list[int]] = {}
+        self._notes = notes
+        self._split = {ino for ino, _ in notes.items(Kind.SPLIT)}
 
     @staticmethod
     def ino_of(node: int) -> int:
         """The inode of a node; nodes of versions have one each."""
-        return node & ~SECOND_NODE if node < _FIRST_VIRTUAL else node
+        return node_ids.ino_of(node)
 
     def node_of(self, ino: int) -> int:
         """The node that everybody who asks now is given."""
@@ -47,7 +47,7 @@ class Nodes:
     def are_two(self, ino: int) -> bool:
         """Whether the kernel may hold both nodes: what it believes of one it must not go on believing when
         the other is changed."""
-        return ino in self._split and self._split[ino][0] > 0
+        return ino in self._split and self._lookups.count_of(ino) > 0
 
     def all_of(self, ino: int) -> tuple[int, ...]:
         """Every node of an inode."""
@@ -56,22 +56,18 @@ class Nodes:
     def split(self, ino: int) -> None:
         """Give an inode its second node."""
         assert ino not in self._split, "a second node has no readers that keep older bytes"
-        self._split[ino] = [self._lookups.count(ino), 0]
+        self._notes.put(Kind.SPLIT, ino, b"")
+        self._split.add(ino)
 
     def remember(self, ino: int) -> None:
         """The kernel was given the inode's present node once more."""
-        self._lookups.remember(ino)
-        if ino in self._split:
-            self._split[ino][1] += 1
+        self._lookups.remember(self.node_of(ino))
 
     def forget(self, node: int, count: int) -> bool:
         """The kernel forgot a node `count` times; True if it holds no node of the inode any more."""
         ino = self.ino_of(node)
-        gone = self._lookups.forget(ino, count)
-        if ino in self._split:
-            held = self._split[ino]
-            at = node != ino
-            held[at] = max(held[at] - count, 0)
-            if gone or not any(held):
-                del self._split[ino]
+        gone = self._lookups.forget(node, count)
+        if gone and ino in self._split:
+            self._split.discard(ino)
+            self._notes.delete(Kind.SPLIT, ino)
         return gone

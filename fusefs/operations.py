@@ -24,18 +24,19 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChanges
 from ckptfs.fusefs.browse import Browse
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.errnos import PosixError, errno_of
 from ckptfs.fusefs.failures import Failures
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.kernel_reads import KernelReads
 from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.provenance import Provenance
 from ckptfs.fusefs.replies import Replies, negative, statfs_of, wanted_change
 from ckptfs.fusefs.request_times import RequestTimes
+from ckptfs.fusefs.requests import Requests
 from ckptfs.fusefs.seams import Room, Snapshots
 from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.fusefs.versioned_files import VersionedFiles
@@ -57,6 +58,7 @@ def answered(
     @functools.wraps(handler)
     async def answer(self: CkptfsOperations, /, *args: P.args, **kwargs: P.kwargs) -> R:
         begun, code = time.perf_counter(), 0
+        self._requests.begin()
         try:
             return await handler(self, *args, **kwargs)
         except Exception as e:
@@ -92,9 +94,11 @@ class CkptfsOperations(pyfuse3.Operations):
         passthrough: Passthrough,
         stored_reads: StoredReads,
         provenance: Provenance,
+        requests: Requests,
         room: Room,
     ) -> None:
         super().__init__()
+        self._requests = requests
         self._namespace = namespace
         self._files = files
         self._mutations = mutations
@@ -102,7 +106,7 @@ class CkptfsOperations(pyfuse3.Operations):
         self._nodes = nodes
         self._stored_reads = stored_reads
         self._provenance = provenance
-        self._replies = Replies(namespace, browse, nodes, passthrough)
+        self._replies = Replies(namespace, browse, nodes, passthrough, requests)
         self._failures = Failures(namespace, browse, versioned)
         self._browse = browse
         self._versioned = versioned
@@ -153,6 +157,8 @@ class CkptfsOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         _live(parent_inode)
+        if self._requests.made is not None:
+            return await self._created_before(self._requests.made, flags, ctx.uid)
         process = await self._provenance.met(ctx)
         existing = self._namespace.child(parent_inode, name)
         if existing is not None:
@@ -175,11 +181,16 @@ class CkptfsOperations(pyfuse3.Operations):
             directory = self._browse.is_versions_dir(parent_inode)
             if directory is None:
                 raise PosixError(errno.EROFS)
+            if self._requests.comes_again and self._browse.has(parent_inode, name):
+                made = self._snapshots.snapshot_made(directory, name)
+                return self._replies.remembered(made, timeout_s=0)
             if self._browse.has(parent_inode, name):
                 raise PosixError(errno.EEXIST)
             return self._replies.remembered(await self._snapshots.snapshot(directory, name), timeout_s=0)
         mode = stat.S_IFDIR | stat.S_IMODE(mode)
-        ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid)
+        ino = self._requests.made
+        if ino is None:
+            ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid)
         return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
@@ -187,8 +198,10 @@ class CkptfsOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         _live(parent_inode)
-        mode = self._new_mode(parent_inode, mode, ctx)
-        ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
+        ino = self._requests.made
+        if ino is None:
+            mode = self._new_mode(parent_inode, mode, ctx)
+            ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
         return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
@@ -196,7 +209,10 @@ class CkptfsOperations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         _live(parent_inode)
-        ino = self._mutations.make(parent_inode, name, stat.S_IFLNK | 0o777, ctx.uid, ctx.gid, target=target)
+        ino = self._requests.made
+        if ino is None:
+            mode = stat.S_IFLNK | 0o777
+            ino = self._mutations.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
         return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
@@ -207,19 +223,22 @@ class CkptfsOperations(pyfuse3.Operations):
         if inode >= FIRST_VIRTUAL_INO:
             raise PosixError(errno.EXDEV)
         ino = Nodes.ino_of(inode)
-        await self._files.leave_readers(ino)
-        self._mutations.link(ino, new_parent_inode, new_name)
+        if self._requests.made is None:
+            await self._files.leave_readers(ino)
+            self._mutations.link(ino, new_parent_inode, new_name)
         return self._replies.remembered(self._namespace.attributes(ino))
 
     @answered
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         _live(parent_inode)
-        self._mutations.reap(self._mutations.unlink(parent_inode, name))
+        gone = self._requests.made
+        self._mutations.reap(self._mutations.unlink(parent_inode, name) if gone is None else gone)
 
     @answered
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         _live(parent_inode)
-        self._mutations.reap(self._mutations.rmdir(parent_inode, name))
+        gone = self._requests.made
+        self._mutations.reap(self._mutations.rmdir(parent_inode, name) if gone is None else gone)
 
     @answered
     async def rename(
@@ -233,7 +252,8 @@ class CkptfsOperations(pyfuse3.Operations):
     ) -> None:
         _live(parent_inode_old)
         _live(parent_inode_new)
-        await self._mutations.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+        if self._requests.made is None:
+            await self._mutations.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
 
     @answered
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
@@ -266,6 +286,8 @@ class CkptfsOperations(pyfuse3.Operations):
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        if self._requests.made is not None:
+            raise PosixError(errno.ENODATA)  # asked before a setxattr with XATTR_CREATE, which was done
         if inode >= FIRST_VIRTUAL_INO:
             value = self._browse.xattr(inode, name)
             if value is None:
@@ -276,12 +298,14 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         _live(inode)
-        self._attributes.set_xattr(Nodes.ino_of(inode), name, value)
+        if self._requests.made is None:
+            self._attributes.set_xattr(Nodes.ino_of(inode), name, value)
 
     @answered
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         _live(inode)
-        self._attributes.set_xattr(Nodes.ino_of(inode), name, None)
+        if self._requests.made is None:
+            self._attributes.set_xattr(Nodes.ino_of(inode), name, None)
 
     @answered
     async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
@@ -303,7 +327,8 @@ class CkptfsOperations(pyfuse3.Operations):
             return await self._open_live(Nodes.ino_of(inode), flags, ctx, inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
-        await self._versioned.open(inode)
+        if self._requests.handle is None:
+            await self._versioned.open(inode)
         return self._replies.opened_saved(inode, flags)
 
     @answered
@@ -330,15 +355,18 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def release(self, fh: int) -> None:
         node = fh >> 1
+        if self._requests.handle is not None or not self._requests.is_open(fh):
+            return  # the daemon before us has done it
         if node >= FIRST_VIRTUAL_INO:
             self._versioned.release(node)
-            return
-        if self._nodes.is_left(node):
+        elif self._nodes.is_left(node):
             self._stored_reads.release_left(node)
         else:
             self._files.release(Nodes.ino_of(node), write=bool(fh & 1))
             self._provenance.released(Nodes.ino_of(node))
-        self._mutations.reap(Nodes.ino_of(node))
+        self._replies.released(fh)
+        if node < FIRST_VIRTUAL_INO:
+            self._mutations.reap(Nodes.ino_of(node))
 
     # -- directories -----------------------------------------------------------------------
 
@@ -365,8 +393,19 @@ class CkptfsOperations(pyfuse3.Operations):
 
     # -- shared ----------------------------------------------------------------------------
 
+    async def _created_before(self, ino: int, flags: int, uid: int) -> tuple[FileInfo, EntryAttributes]:
+        """A create that comes again: the file is there, and may be open already."""
+        if self._requests.handle is None:
+            await self._files.open(ino, write=True, truncate=False)
+            if uid and self.strips_privileges:
+                self._files.writers.note_unprivileged_writer(ino)
+        entry = self._replies.created(self._namespace.attributes(ino))
+        return self._replies.opened(ino, flags, write=True), entry
+
     async def _open_live(self, ino: int, flags: int, by: RequestContext, node: int | None = None) -> FileInfo:
         write, truncate = flags & os.O_ACCMODE != os.O_RDONLY, bool(flags & os.O_TRUNC)
+        if self._requests.handle is not None:
+            return self._replies.opened(ino, flags, write=write)
         process = await self._provenance.met(by) if write else None
         if write:
             await self._room_for_writing()
@@ -387,7 +426,10 @@ class CkptfsOperations(pyfuse3.Operations):
         """Who came by a name looks it up again after ESTALE. But a file that is mounted alone has none."""
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.ESTALE)
-        from_segment = await self._files.open_left(ino, thread)
+        if self._requests.handle is not None:
+            from_segment = self._requests.handle >> 1 == ino
+        else:
+            from_segment = await self._files.open_left(ino, thread)
         return self._replies.opened_left(ino, flags, from_segment=from_segment)
 
     def _attributes_of(self, node: int) -> Attributes:

@@ -15,10 +15,12 @@ from pyfuse3 import EntryAttributes, FileInfo, ReaddirToken, SetattrFields, Stat
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChange
 from ckptfs.fusefs.browse import Browse
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.kept_notes import Kind
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.passthrough import Passthrough
+from ckptfs.fusefs.requests import Requests
 from ckptfs.store.disk import Space
 
 LIVE_TIMEOUT_S = 3600.0
@@ -95,7 +97,15 @@ class Replies:
     Whatever is handed to the kernel here is counted as known to it.
     """
 
-    def __init__(self, namespace: Namespace, browse: Browse, nodes: Nodes, passthrough: Passthrough) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        browse: Browse,
+        nodes: Nodes,
+        passthrough: Passthrough,
+        requests: Requests,
+    ) -> None:
+        self._requests = requests
         self._namespace = namespace
         self._browse = browse
         self._nodes = nodes
@@ -146,7 +156,7 @@ class Replies:
         else:
             self._passthrough.disarm()
             info.keep_cache = not self._passthrough.take_stale(ino)
-        return info
+        return self._counted(info)
 
     def opened_left(self, ino: int, flags: int, *, from_segment: bool) -> FileInfo:
         """The reply to an open of an inode's first node by somebody who did not come by a name; as `opened`.
@@ -157,14 +167,14 @@ class Replies:
         if from_segment:
             info = file_info(ino, flags, write=False)
             self._passthrough.arm_stored(ino, info.fh)
-            return info
+            return self._counted(info)
         info = file_info(self._nodes.node_of(ino), flags, write=False)
         if self._passthrough.is_attached(ino):
             self._passthrough.arm(ino, info.fh)
         else:
             self._passthrough.disarm()
             info.direct_io = True
-        return info
+        return self._counted(info)
 
     def opened_saved(self, node: int, flags: int) -> FileInfo:
         """The reply to an open of a file of a version; as `opened`."""
@@ -173,6 +183,15 @@ class Replies:
             self._passthrough.arm_stored(node, info.fh)
         else:
             self._passthrough.disarm()
+        return self._counted(info)
+
+    def released(self, fh: int) -> None:
+        """A handle is let go: the last thing that may not be done twice."""
+        self._requests.take(Kind.HANDLE, fh)
+
+    def _counted(self, info: FileInfo) -> FileInfo:
+        if self._requests.handle is None:
+            self._requests.add(Kind.HANDLE, info.fh)
         return info
 
     def list_live(self, ino: int, start: int, token: ReaddirToken) -> None:

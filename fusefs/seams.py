@@ -14,6 +14,9 @@ class Snapshots(Protocol):
     async def snapshot(self, directory: int, name: bytes) -> Attributes:
         """Publish and tag; returns the attributes of the new version's directory."""
 
+    def snapshot_made(self, directory: int, name: bytes) -> Attributes:
+        """What `snapshot` returned; NotFound if it did not get that far."""
+
 
 class Room(Protocol):
     """Who looks after the space on the disk below the store."""

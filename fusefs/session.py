@@ -13,11 +13,14 @@ import ctypes
 import logging
 import os
 import socket
+from collections.abc import Callable
+from dataclasses import replace
 
 import pyfuse3
 import trio
 
 from ckptfs.fusefs import REPLIES, kernel
+from ckptfs.fusefs.kept_state import KeptState, Negotiated
 from ckptfs.fusefs.operations import CkptfsOperations
 from ckptfs.fusefs.passthrough import Passthrough
 
@@ -35,21 +38,32 @@ class Session:
         self,
         operations: CkptfsOperations,
         passthrough: Passthrough,
+        state: KeptState,
         mountpoint: str,
         store: str,
         *,
         allow_other: bool,
         write_path: str = "auto",
+        taken_over: int | None = None,
+        keep: Callable[[int, int], None] | None = None,
     ) -> None:
+        """`taken_over` is the fd of the session of a daemon that died, whose state the operations go on with.
+        `keep` is told the two fds, of the session and of its state, that the mount outlives us with."""
         self.mountpoint = os.path.realpath(mountpoint)
         self._operations = operations
         self._passthrough = passthrough
+        self._state = state
         self._store = store
         self._wants_passthrough = write_path == "auto"
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self._fuse_fd = -1
+        self._keep = keep
+        self.is_kept = taken_over is not None
         self.serving = trio.Event()
-        if os.geteuid() == 0:
+        if taken_over is not None:
+            self._fuse_fd = taken_over
+            self._begin_libfuse()
+        elif os.geteuid() == 0:
             self._mount_ourselves(allow_other)
         else:
             self._mount_through_libfuse(allow_other)
@@ -58,8 +72,7 @@ class Session:
         """Serve requests; returns after an unmount or `stop`."""
         if self._fuse_fd >= 0:
             with trio.fail_after(_INIT_LIMIT_S):
-                await self._negotiate()
-            self._set_read_ahead()
+                await (self._resume() if self.is_kept else self._negotiate())
         self.serving.set()
         await pyfuse3.main(min_tasks=4, max_tasks=64)
 
@@ -67,9 +80,12 @@ class Session:
         """Make `run` return; what is in flight is still answered."""
         pyfuse3.terminate()
 
-    def close(self) -> None:
-        """Unmount (lazily, if somebody is still in it) and let go of the session."""
-        if self._fuse_fd >= 0:
+    def close(self, *, leave_mounted: bool = False) -> None:
+        """Unmount (lazily, if somebody is still in it) and let go of the session; or leave it to whoever
+        takes it over."""
+        if leave_mounted and self.is_kept:
+            pyfuse3.close(unmount=False)
+        elif self._fuse_fd >= 0:
             # EINVAL: somebody has unmounted it already, which is how `run` came to its end.
             ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(self.mountpoint), _MNT_DETACH)
             pyfuse3.close(unmount=False)
@@ -79,6 +95,9 @@ class Session:
     def _mount_ourselves(self, allow_other: bool) -> None:
         options = ["default_permissions", *(["allow_other"] if allow_other else [])]
         self._fuse_fd = kernel.open_mounted(self.mountpoint, self._store, SUBTYPE, options)
+        self._begin_libfuse()
+
+    def _begin_libfuse(self) -> None:
         self._pair = kernel.socket_pair()
         pyfuse3.init(self._operations, f"/dev/fd/{self._pair[1].fileno()}", set())
 
@@ -90,24 +109,69 @@ class Session:
 
     async def _negotiate(self) -> None:
         """Let libfuse answer INIT on the socket, amend its answer, put the real fd below it."""
+        offer = self._decided(kernel.read_offer(self._fuse_fd))
+        answer = kernel.amended(
+            await self._answer_of_libfuse(offer.request), offer, kernel.stack_depth_for(self._store)
+        )
+        os.write(self._fuse_fd, answer)
+        self._put_below_libfuse()
+        if offer.passthrough:
+            self._enable_passthrough()
+        self._operations.strips_privileges = offer.killpriv_v2
+        self._set_read_ahead()
+        self._keep_session(offer, answer)
+
+    async def _resume(self) -> None:
+        """Bring libfuse to where the daemon before us had it, and have the kernel ask again what that one
+        has read and not answered."""
+        negotiated = self._state.negotiated
+        answer = await self._answer_of_libfuse(kernel.within(negotiated.request, negotiated.answer))
+        if not kernel.agree(answer, negotiated.answer):
+            log.warning("libfuse now answers the kernel's offer in another way than when this was mounted")
+        self._put_below_libfuse()
+        if negotiated.passthrough:
+            self._passthrough.resume(self._fuse_fd)
+            self._probe_passthrough()
+        else:
+            self._passthrough.refuse("it was mounted without")
+        self._operations.strips_privileges = negotiated.killpriv_v2
+        kernel.ask_again(self._fuse_fd)
+
+    async def _answer_of_libfuse(self, request: bytes) -> bytes:
         assert self._pair is not None
-        ours, theirs = self._pair
-        offer = kernel.read_offer(self._fuse_fd)
-        offer = self._decided(offer)
+        ours, _ = self._pair
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pyfuse3.main, 1, 1)
-            ours.send(offer.request)
+            ours.send(request)
             await trio.lowlevel.wait_readable(ours)
             answer = ours.recv(4096)
             # Cancelled, not told of a closed fd: the task may not be waiting for it at this moment.
             nursery.cancel_scope.cancel()
-        os.write(self._fuse_fd, kernel.amended(answer, offer, kernel.stack_depth_for(self._store)))
+        return answer
+
+    def _put_below_libfuse(self) -> None:
+        assert self._pair is not None
+        ours, theirs = self._pair
         os.dup2(self._fuse_fd, theirs.fileno(), inheritable=False)
         ours.close()
         theirs.detach()  # libfuse closes this number at the end
-        if offer.passthrough:
-            self._enable_passthrough()
-        self._operations.strips_privileges = offer.killpriv_v2
+
+    def _keep_session(self, offer: kernel.Offer, answer: bytes) -> None:
+        """From here on the mount outlives us, if somebody keeps the two fds."""
+        device = device_of(self.mountpoint)
+        if self._keep is None or REPLIES is None or not offer.resend or device is None:
+            return
+        self._state.negotiated = Negotiated(
+            self.mountpoint,
+            self._store,
+            int(device.partition(":")[2]),
+            offer.request,
+            answer,
+            offer.passthrough,
+            offer.killpriv_v2,
+        )
+        self._keep(self._fuse_fd, self._state.fd)
+        self.is_kept = True
 
     def _decided(self, offer: kernel.Offer) -> kernel.Offer:
         refusal = None
@@ -120,18 +184,24 @@ class Session:
         if refusal is None:
             return offer
         self._passthrough.refuse(refusal)
-        return kernel.Offer(offer.request, False, offer.killpriv_v2)
+        return replace(offer, passthrough=False)
 
     def _enable_passthrough(self) -> None:
         """Try it on a nameless file of the store before any client depends on it."""
         self._passthrough.enable(self._fuse_fd)
+        self._probe_passthrough()
+
+    def _probe_passthrough(self) -> None:
         try:
             fd = os.open(self._store, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         except OSError as e:
             self._passthrough.refuse(f"no nameless file in the store: {e.strerror}")
             return
         try:
-            kernel.close_backing(self._fuse_fd, kernel.open_backing(self._fuse_fd, fd))
+            backing_id = kernel.open_backing(self._fuse_fd, fd)
+            kernel.close_backing(self._fuse_fd, backing_id)
+            if self.is_kept:  # ids are given in order, so only the one before can be nobody's
+                self._passthrough.close_unnamed(backing_id - 1)
         except OSError as e:
             self._passthrough.refuse(f"the kernel refused a backing file: {e.strerror}")
         finally:

@@ -12,6 +12,7 @@ import trio
 
 from ckptfs.fusefs.draft import Draft, Drafts
 from ckptfs.fusefs.errnos import PosixError
+from ckptfs.fusefs.kept_notes import Kind, Notes
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.fusefs.openfile import Growth, OpenFile, copy_sparse, load_overlay
 from ckptfs.fusefs.passthrough import Passthrough
@@ -33,7 +34,9 @@ class StagedFiles:
         staging: Staging,
         segments: Segments,
         passthrough: Passthrough,
+        notes: Notes,
     ) -> None:
+        self._notes = notes
         self._disk = disk
         self._namespace = namespace
         self._drafts = drafts
@@ -52,12 +55,28 @@ class StagedFiles:
             self.open_files[ino] = open_file
         return self.current(ino)
 
+    def resume(self, ino: int, readers: int, writers: int) -> None:
+        """Take in an inode that the daemon before had open. Raises as Namespace and the store do; if its
+        recipe cannot be read, then who reads it is told."""
+        inode = self._namespace.inode(ino)
+        size = self._namespace.attributes_of(ino, inode).size
+        open_file = OpenFile(ino, inode.content, readers, writers, growth=Growth(size), stale=True)
+        open_file.unprivileged = self._notes.get(Kind.UNPRIVILEGED, ino) is not None
+        self.open_files[ino] = open_file
+
+    def note_unprivileged(self, open_file: OpenFile) -> None:
+        """Somebody who is not root has it open for writing."""
+        if not open_file.unprivileged:
+            self._notes.put(Kind.UNPRIVILEGED, open_file.ino, b"")
+        open_file.unprivileged, open_file.privileges_checked = True, False
+
     def leave_if_unused(self, ino: int) -> None:
         """Let go of an inode that nobody has open any more."""
         open_file = self.open_files.get(ino)
         if open_file is not None and not open_file.readers and not open_file.writers:
             self.close_fd(open_file)
             self._passthrough.detach(ino)
+            self._notes.delete(Kind.UNPRIVILEGED, ino)
             del self.open_files[ino]
 
     def current(self, ino: int) -> OpenFile:

@@ -14,13 +14,17 @@ import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.errnos import PosixError
+from ckptfs.fusefs.kept_notes import Kind, Notes
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.openfile import OpenFile
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.store.disk import Disk
-from ckptfs.store.ids import RecipeId
+from ckptfs.store.errors import NotFound
+from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.inode import Content
 from ckptfs.store.whole_segment import LEAST_BYTES, WholeSegments
 
@@ -51,16 +55,26 @@ class StoredReads:
         passthrough: Passthrough,
         nodes: Nodes,
         drop_attributes: Callable[[int], Awaitable[None]],
+        notes: Notes,
     ) -> None:
         self._disk = disk
         self._whole = whole
         self._passthrough = passthrough
         self._nodes = nodes
         self._drop_attributes = drop_attributes
+        self._notes = notes
         self._left: dict[int, _Left] = {}
-        self._segments: dict[int, int] = {}
+        self._segments = passthrough.segments()
         self._refused: dict[int, int] = {}
         self._again: dict[int, None] = {}
+
+    def resume(self, ino: int, readers: int) -> None:
+        """Readers of a first node that the daemon before had. NotFound if nothing is known of them."""
+        value = self._notes.get(Kind.LEFT, ino)
+        if value is None or not self._nodes.is_left(ino):
+            raise NotFound(f"nothing is known of those who read node {ino}")
+        recipe, shown = msgspec.msgpack.decode(value, type=tuple[bytes, Attributes])
+        self._left[ino] = _Left(RecipeId(ChunkId(recipe)), shown, readers)
 
     def want(self, recipe: RecipeId, size: int) -> None:
         """A file was stored that somebody may read soon."""
@@ -116,7 +130,7 @@ class StoredReads:
         """Leave the inode's first node to those who have it open; from now on there is a second."""
         recipe, ino = open_file.content.base, open_file.ino
         assert recipe is not None, "what the kernel reads from a segment is stored"
-        self._left[ino] = _Left(recipe, shown, open_file.readers)
+        self._leave(ino, recipe, shown, open_file.readers)
         self._nodes.split(ino)
         await self._drop_attributes(ino)
 
@@ -158,7 +172,7 @@ class StoredReads:
             self._attach(ino, stored, only_tensors=True)
             if not self._passthrough.reads_stored(ino):
                 return False
-            left = self._left[ino] = _Left(stored, shown, 0)
+            left = self._leave(ino, stored, shown, 0)
         elif left.recipe != stored or self.is_damaged(ino):
             raise PosixError(errno.ESTALE)
         left.readers += 1
@@ -170,6 +184,7 @@ class StoredReads:
         left.readers -= 1
         if not left.readers:
             del self._left[ino]
+            self._notes.delete(Kind.LEFT, ino)
             self._detach(ino)
 
     def left_attributes(self, ino: int, live: Attributes) -> Attributes:
@@ -185,12 +200,17 @@ class StoredReads:
         """What readers of first nodes have open, for the collector to leave alone."""
         return [left.recipe for left in self._left.values()]
 
+    def _leave(self, ino: int, recipe: RecipeId, shown: Attributes, readers: int) -> _Left:
+        self._notes.put(Kind.LEFT, ino, msgspec.msgpack.encode((recipe, shown)))
+        left = self._left[ino] = _Left(recipe, shown, readers)
+        return left
+
     def _attach(self, node: int, recipe: RecipeId, *, only_tensors: bool) -> None:
         if not self._passthrough.enabled:
             return
         opened = self._whole.open(recipe, only_tensors=only_tensors)
         if opened is not None:
-            if self._passthrough.attach_stored(node, opened.fd):
+            if self._passthrough.attach_stored(node, opened.fd, opened.segment):
                 self._segments[node] = opened.segment
             self._disk.close(opened.fd)
 

@@ -11,13 +11,16 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.errnos import PosixError
+from ckptfs.fusefs.kept_notes import Kind, Notes
 from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.formats import Reader, parse
-from ckptfs.store.ids import RecipeId
+from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 
@@ -35,6 +38,7 @@ class VersionedFiles:
         browse: Browse,
         live_recipe: Callable[[int], Recipe | None],
         sibling_recipe: Callable[[int, bytes], RecipeId | None],
+        notes: Notes,
     ) -> None:
         """`live_recipe(ino)` is the stored content of a live file, `sibling_recipe(ino, name)` that of
         another file in its directory."""
@@ -43,9 +47,21 @@ class VersionedFiles:
         self._browse = browse
         self._live_recipe = live_recipe
         self._sibling_recipe = sibling_recipe
+        self._notes = notes
         self._open: dict[int, tuple[RecipeId, Recipe, int]] = {}
         self._shown: dict[int, Attributes] = {}
         self._told: dict[tuple[int, bytes | None], float] = {}
+
+    def resume(self, ino: int, count: int) -> None:
+        """A file that the daemon before had open. NotFound if nothing is known of it, or as the store."""
+        value = self._notes.get(Kind.SAVED, ino)
+        if value is None:
+            raise NotFound(f"nothing is known of node {ino} of a version")
+        identity, shown = msgspec.msgpack.decode(value, type=tuple[bytes, Attributes])
+        recipe_id = RecipeId(ChunkId(identity))
+        recipe = self._segments.read_recipe(recipe_id)
+        self._shown[ino] = shown
+        self._open[ino] = (recipe_id, recipe, count)
 
     async def open(self, ino: int) -> None:
         """Open once more; NotFound if the version is gone, Corrupt if others have it open unverified."""
@@ -58,7 +74,8 @@ class VersionedFiles:
         else:
             identity, count = self._browse.recipe(ino), 0
             recipe = self._segments.read_recipe(identity)
-            self._shown[ino] = self._browse.attributes(ino)
+            shown = self._shown[ino] = self._browse.attributes(ino)
+            self._notes.put(Kind.SAVED, ino, msgspec.msgpack.encode((identity, shown)))
             self._stored_reads.attach_saved(ino, identity)
         self._open[ino] = (identity, recipe, count + 1)
 
@@ -67,6 +84,7 @@ class VersionedFiles:
         identity, recipe, count = self._open[ino]
         if count == 1:
             del self._open[ino], self._shown[ino]
+            self._notes.delete(Kind.SAVED, ino)
             self._stored_reads.detach_saved(ino)
         else:
             self._open[ino] = (identity, recipe, count - 1)

@@ -65,8 +65,7 @@ class Writers:
 
     def note_unprivileged_writer(self, ino: int) -> None:
         """Somebody who is not root has it open for writing: set-id bits go at the first write."""
-        open_file = self._staged.open_files[ino]
-        open_file.unprivileged, open_file.privileges_checked = True, False
+        self._staged.note_unprivileged(self._staged.open_files[ino])
 
     def note_privileges(self, ino: int) -> None:
         """Its mode or capabilities changed: the next write has to look at them again."""

@@ -53,6 +53,7 @@ class Table(IntEnum):
     PREIMAGE = 13
     DIGEST = 14
     WRITERS = 15
+    REQUEST = 16
 
 
 class Change:

@@ -252,7 +252,7 @@ class Batch:
             built = await trio.to_thread.run_sync(adopt, self._disk, job.fd, plan)
         except OSError as e:
             if isinstance(e, SyncFailed):
-                self._staging.failed[one.staging] = e
+                self._staging.note_failed(one.staging, e)
             job.fail(e)
             if isinstance(e, FileNotFoundError):
                 job.outcome = Outcome.CANCELLED  # the file was removed meanwhile

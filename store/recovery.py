@@ -66,19 +66,21 @@ def recover(
     *,
     boot_id: str,
     now_ns: int,
+    is_held: Callable[[int], bool] = lambda ino: False,
 ) -> Recovery:
     """Put the store right; to be called once, after the journal was replayed, before anything writes.
 
-    `read_recipe` is that of Segments, `boot_id` the kernel's. Raises InvalidRequest if the index is
-    not that of this store's segments (then `rebuild` makes a new one), NoSpace or OSError if the
-    store cannot be written. Durable when: this returned.
+    `read_recipe` is that of Segments, `boot_id` the kernel's. `is_held(ino)` tells of an inode without a
+    name whether somebody has it open all the same: in a mount that outlived its daemon. Raises
+    InvalidRequest if the index is not that of this store's segments (then `rebuild` makes a new one),
+    NoSpace or OSError if the store cannot be written. Durable when: this returned.
     """
     known = index.get(Table.META, BOOT_ID)
     if known is None:
         _refuse_foreign_index(disk, index)
     report = Recovery(rebooted=known is not None and known != boot_id.encode())
     work = _Work(disk, index, staging, read_recipe, report, now_ns)
-    work.check_inodes()
+    work.check_inodes(is_held)
     work.check_preimages()
     work.keep_suspects()
     if known != boot_id.encode():
@@ -119,11 +121,11 @@ class _Work:
         self._named: set[int] = set()
         self._suspects: dict[int, bytes] = {}
 
-    def check_inodes(self) -> None:
+    def check_inodes(self, is_held: Callable[[int], bool]) -> None:
         """Decide on every inode: keep, turn back, or remove."""
         for key, value in rows(self._index, Table.INODE):
             inode = decode_inode(value)
-            if not inode.links:
+            if not inode.links and not is_held(int.from_bytes(key, "big")):
                 self._remove_inode(key)
             elif inode.content.staging and not self._is_trusted(inode.content):
                 self._turn_back(key, inode)

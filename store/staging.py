@@ -6,6 +6,8 @@ one generation of one inode.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckptfs.store.disk import Disk
 
 STAGING_PATH = "staging"
@@ -20,7 +22,7 @@ class Staging:
     """Makes, opens and drops staging files. Touched only by the index thread.
 
     `failed` are those of which a sync failed, with the error: the kernel may have dropped their pages
-    and call the next sync a success, so they are not adopted in this mount.
+    and call the next sync a success, so they are not adopted in this mount. `on_failed` is told of each.
     """
 
     def __init__(self, disk: Disk, next_number: int) -> None:
@@ -28,6 +30,7 @@ class Staging:
         disk.make_dir(STAGING_PATH)
         taken = [int(name, 16) for name in disk.list_dir(STAGING_PATH) if len(name) == 16]
         self.failed: dict[int, OSError] = {}
+        self.on_failed: Callable[[int, OSError], None] = lambda number, error: None
         self._next = max([next_number, *(number + 1 for number in taken)])
 
     def create(self) -> tuple[int, int]:
@@ -52,6 +55,11 @@ class Staging:
         """Remove a staging file; it is no error if it is gone. Only after a commit (see Change)."""
         if self._disk.exists(staging_path(number)):
             self._disk.unlink(staging_path(number))
+
+    def note_failed(self, number: int, error: OSError) -> None:
+        """A sync of it has failed."""
+        self.failed[number] = error
+        self.on_failed(number, error)
 
     def sync_names(self) -> None:
         """Make the names of all staging files durable."""

@@ -8,6 +8,9 @@
  * every other goes to libfuse. One thread: the one that runs the event loop. Nothing waits between
  * `arm` and the reply.
  *
+ * `request` is the number of the request that libfuse was given last. pyfuse3 starts a handler before it
+ * reads the next one, so until a handler first waits that is its own.
+ *
  * A node id below 2^62 with bit 61 set is the second node of the inode that the other bits name
  * (see fusefs/nodes.py): st_ino is shown without that bit, in every reply that has attributes.
  *
@@ -21,6 +24,7 @@
 #include <errno.h>
 #include <fuse_lowlevel.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct open_out {
@@ -179,6 +183,30 @@ size_t fuse_add_direntry_plus(fuse_req_t req, char *buf, size_t room, const char
     return real ? real(req, buf, room, name, &shown, off) : room + 1;
 }
 
+static uint64_t last_request;
+
+typedef void (*process_buf_call)(struct fuse_session *, const struct fuse_buf *);
+
+void fuse_session_process_buf(struct fuse_session *se, const struct fuse_buf *buf)
+{
+    static process_buf_call real;
+    if (!real)
+        real = (process_buf_call)dlsym(RTLD_NEXT, "fuse_session_process_buf");
+    if (!real)
+        abort(); /* pyfuse3 could not have been loaded */
+    /* fuse_in_header: u32 len, u32 opcode, u64 unique */
+    if (!(buf->flags & FUSE_BUF_IS_FD) && buf->size >= 16)
+        memcpy(&last_request, (const char *)buf->mem + 8, sizeof(last_request));
+    real(se, buf);
+}
+
+static PyObject *request(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLongLong(last_request);
+}
+
 static PyObject *arm(PyObject *self, PyObject *args)
 {
     unsigned long long fh;
@@ -196,6 +224,7 @@ static PyObject *arm(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS, "arm(fh, open_flags, backing_id): build the next reply for this file handle here."},
+    {"request", request, METH_NOARGS, "request(): the number of the request that was read last, bit 63 if it came again."},
     {NULL, NULL, 0, NULL},
 };
 

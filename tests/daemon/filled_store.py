@@ -15,7 +15,9 @@ from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.draft import Drafts
+from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.fusefs.namespace import Namespace, key_of
+from ckptfs.fusefs.requests import Requests
 from ckptfs.fusefs.units import Units
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Disk
@@ -57,7 +59,7 @@ class FilledStore:
         root = Inode(stat.S_IFDIR | 0o755, 0, 0, ((ROOT_INO, b""),), 0, 0, 0)
         change.put(Table.INODE, key_of(ROOT_INO), encode_inode(root))
         self.index.apply(change)
-        self.drafts = Drafts(self.namespace, staging, lambda: 7)
+        self.drafts = Drafts(self.namespace, staging, Requests(KeptState.make()), lambda: 7)
         self.units = Units(self.namespace, ())
         self.addresses = Addresses(self.namespace, self.histories, self.units.top_of)
         self.keyring = keyring = Keyring(KEY)

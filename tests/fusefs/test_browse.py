@@ -17,9 +17,12 @@ import pytest
 
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.browse_nodes import NodeTable
 from ckptfs.fusefs.browse_rights import mode_behind, mode_today
 from ckptfs.fusefs.errnos import PosixError
+from ckptfs.fusefs.kept_state import KeptState
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.requests import Requests
 from ckptfs.store.errors import Corrupt, NotFound
 from ckptfs.store.history import GENESIS, State, VersionRecord
 from ckptfs.store.ids import ChunkId, CidCodec, RecipeId, TreeId, UnitId, cid_text
@@ -218,7 +221,9 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        self.browse = Browse(self.trees, self.histories, self.live, self.live)
+        state = KeptState.make()
+        nodes = NodeTable(state, Requests(state))
+        self.browse = Browse(self.trees, self.histories, self.live, self.live, nodes)
 
     def at(self, live: int, path: bytes = b"") -> Attributes:
         attributes = self.browse.versions_dir(live)

@@ -7,9 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfs.fusefs.browse_nodes import FIRST_VIRTUAL_INO
+from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.fusefs.lookups import Lookups
-from ckptfs.fusefs.nodes import SECOND_NODE, Nodes
+from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO, SECOND_NODE
+from ckptfs.fusefs.nodes import Nodes
+from ckptfs.fusefs.requests import Requests
 
 INO = 4711
 steps = st.lists(
@@ -24,8 +26,9 @@ steps = st.lists(
 
 @given(steps)
 def test_nodes_are_counted_one_by_one(todo: list[tuple[str, int]]) -> None:
-    lookups = Lookups()
-    nodes = Nodes(lookups)
+    state = KeptState.make()
+    lookups = Lookups(state, Requests(state))
+    nodes = Nodes(lookups, state.notes)
     held: Counter[int] = Counter()
     is_split = False
     for what, count in todo:
@@ -45,6 +48,10 @@ def test_nodes_are_counted_one_by_one(todo: list[tuple[str, int]]) -> None:
         assert nodes.node_of(INO) == (INO | SECOND_NODE if is_split else INO)
         assert nodes.is_left(INO) == is_split
         assert not nodes.is_left(INO | SECOND_NODE)
+    next_state = KeptState(state.fd)
+    next_nodes = Nodes(Lookups(next_state, Requests(next_state)), next_state.notes)
+    assert next_nodes.node_of(INO) == nodes.node_of(INO)
+    state.close()
 
 
 @given(st.integers(1, SECOND_NODE - 1))

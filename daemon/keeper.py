@@ -1,0 +1,122 @@
+"""Runs a daemon, keeps what it asks to have kept, and starts it again when it dies: where no systemd is.
+
+    python -m ckptfs.daemon.keeper ckptfs mount /mnt/ckpt --store /var/lib/ckptfs
+
+One rule: it speaks systemd's protocol and nothing else (FDSTORE= and FDSTOREREMOVE= on $NOTIFY_SOCKET,
+$LISTEN_FDS at the next start), so a daemon does not know which of the two keeps its descriptors.
+
+It ends with the daemon's exit code when that ends with 0, is told to stop, or refuses to start five times.
+Source: sd_notify(3), sd_listen_fds(3).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+_FIRST_FD = 3
+_MOST_FDS = 16
+_MESSAGE_BYTES = 1 << 14
+_SHORT_S = 2.0
+_MOST_REFUSED = 5
+_PAUSE_S = 0.5
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Keeper:
+    """One daemon, started again and again; and the (name, fd) pairs that are kept for it."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._address = f"@ckptfs-keeper-{os.getpid()}-{time.monotonic_ns()}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.bind("\0" + self._address[1:])
+        self._kept: list[tuple[str, int]] = []
+        self._pid = 0
+        self._stops = False
+        self._hands_over = False
+
+    def run(self) -> int:
+        """Returns the exit code, that of a shell if the daemon was killed."""
+        for number in _FORWARDED:
+            signal.signal(number, self._forward)
+        refused = 0
+        while True:
+            begun = time.monotonic()
+            code = self._run_once()
+            refused = refused + 1 if code > 0 and time.monotonic() - begun < _SHORT_S else 0
+            goes_on = code != 0 or self._hands_over
+            if not goes_on or self._stops or refused >= _MOST_REFUSED:
+                return code if code >= 0 else 128 - code
+            self._hands_over = False
+            if refused:
+                time.sleep(_PAUSE_S)
+
+    def _run_once(self) -> int:
+        self._pid = os.fork()
+        if not self._pid:
+            self._become_daemon()
+        ended = os.pidfd_open(self._pid)
+        try:
+            while True:
+                ready, _, _ = select.select([self._socket.fileno(), ended], [], [])
+                if self._socket.fileno() in ready:
+                    self._hear()  # all that it said before it ended comes first
+                elif ended in ready:
+                    return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        finally:
+            self._pid = 0
+            os.close(ended)
+
+    def _become_daemon(self) -> None:
+        try:
+            environment = {**os.environ, "NOTIFY_SOCKET": self._address}
+            if self._kept:
+                copies = [os.dup(fd) for _, fd in self._kept]  # none of them below the numbers to be given
+                for at, fd in enumerate(copies):
+                    os.dup2(fd, _FIRST_FD + at, inheritable=True)
+                environment["LISTEN_PID"] = str(os.getpid())
+                environment["LISTEN_FDS"] = str(len(copies))
+                environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in self._kept)
+            for number in _FORWARDED:
+                signal.signal(number, signal.SIG_DFL)
+            os.execvpe(self._command[0], self._command, environment)
+        except BaseException as e:
+            os.write(2, f"{self._command[0]}: {e}\n".encode())
+        finally:
+            os._exit(127)
+
+    def _hear(self) -> None:
+        message, fds, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MOST_FDS)
+        fields = dict(line.partition("=")[::2] for line in message.decode(errors="replace").split("\n"))
+        name = fields.get("FDNAME", "stored")
+        if fields.get("FDSTORE") == "1":
+            for fd in fds:
+                os.set_inheritable(fd, False)
+                self._kept.append((name, fd))
+            return
+        for fd in fds:
+            os.close(fd)
+        if fields.get("FDSTOREREMOVE") == "1":
+            for gone, fd in self._kept:
+                if gone == name:
+                    os.close(fd)
+            self._kept = [one for one in self._kept if one[0] != name]
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self._hands_over = True
+        else:
+            self._stops = True
+        if self._pid:
+            os.kill(self._pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(Keeper(sys.argv[1:]).run())

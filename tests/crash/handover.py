@@ -1,0 +1,312 @@
+"""`kill -9` of the daemon under clients who must not notice: the mount is taken over by the next daemon.
+
+    python tests/crash/handover.py [--kills 1000] [--seed N] [--json FILE] [--kills-per-store 50]
+
+One rule: the clients know what they wrote, and go on over all kills of a store; an answer or a byte that is
+not what it would be on ext4, in any of them, is a finding.
+
+One round: eight clients work; at a moment that chance has chosen the daemon is killed; whoever keeps its
+descriptors (daemon/keeper.py, which speaks systemd's protocol) starts the next one, which one time in eight
+is killed too before it is ready; one time in ten it is told to leave the mount to the next. The pause of a
+round is the longest time from the (last) kill to the end of a call, of any client, that was under way then.
+Prints the seed first: the same seed makes the same calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+
+import kernelmounts  # noqa: E402  # the folder of the tests' own modules comes first
+from asking import DAEMON  # noqa: E402
+
+WRITE_PATHS = ("auto", "plain")
+ROLES = ("saver", "appender", "maker", "maker", "mover", "reader", "locker", "locker")
+SETTLE_S = 0.3
+_READY_S = 30.0
+_END_S = 60.0
+_LIMIT_S = 1200.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What the rounds on one store showed."""
+
+    write_path: str
+    kills: int = 0
+    handed_over: int = 0
+    calls: int = 0
+    pauses_s: list[float] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+class Daemons:
+    """A mount, and one daemon after another that serves it."""
+
+    def __init__(self, folder: Path, write_path: str) -> None:
+        self.path = folder / "mnt"
+        self.store = folder / "store"
+        self._log = folder / "daemon.stderr"
+        self.path.mkdir(parents=True)
+        config = folder / "ckptfs.toml"
+        config.write_text(
+            f'key = "{folder}/signing.pem"\nsettle_s = {SETTLE_S}\nsettle_max_s = 1.5\nmin_free = "64MiB"\n'
+            f'log_level = "warning"\nwrite_path = "{write_path}"\n'
+        )
+        mount = ["mount", str(self.path), "--store", str(self.store), "--config", str(config)]
+        with self._log.open("ab") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", "ckptfs.daemon.keeper", *DAEMON, *mount],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "HOME": str(folder), "PYTHONUNBUFFERED": "1"},
+            )
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    def wait_until_ready(self) -> None:
+        """Returns when the present daemon has said that it serves the mount."""
+        assert self._keeper.stdout is not None
+        deadline = time.monotonic() + _READY_S
+        os.set_blocking(self._keeper.stdout.fileno(), False)
+        while not (line := self._keeper.stdout.readline()).startswith(b"ready"):
+            assert self._keeper.poll() is None, f"the keeper has ended:\n{self.log()}"
+            assert time.monotonic() < deadline, f"not ready, said {line!r}:\n{self.log()}"
+            time.sleep(0.005)
+        if self._watchdog is None:
+            self._watchdog = kernelmounts.start_watchdog(self.path, _LIMIT_S)
+
+    def kill(self) -> float:
+        """SIGKILL the present daemon; returns when that was."""
+        pid = kernelmounts.poll(self._daemon, 10, every_s=0.001)
+        assert pid, "there is no daemon"
+        at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        kernelmounts.poll(lambda: self._daemon() != pid, 10, every_s=0.001)
+        return at
+
+    def hand_over(self) -> float:
+        """Have the present daemon leave the mount to the next; returns when that was."""
+        at = time.monotonic()
+        os.kill(self._keeper.pid, signal.SIGUSR1)
+        return at
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self._keeper.terminate()
+        return self._keeper.wait(_END_S)
+
+    def clean_up(self) -> None:
+        """Leave nothing: no process, no mount."""
+        for process in (self._watchdog, self._keeper):
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        kernelmounts.remove(self.path)
+        self._keeper.wait(_END_S)
+        assert self._keeper.stdout is not None
+        self._keeper.stdout.close()
+        if self._watchdog is not None:
+            self._watchdog.wait(_END_S)
+
+    def log(self) -> str:
+        """The end of what the daemons logged."""
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def _daemon(self) -> int:
+        """The pid of the keeper's child, 0 if there is none just now."""
+        keeper = self._keeper.pid
+        children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        return int(children[0]) if children else 0
+
+
+class Clients:
+    """The eight processes. `findings` is what they found."""
+
+    def __init__(self, mount: Path, chance: random.Random) -> None:
+        self._mount = mount
+        self.findings: list[str] = []
+        self.calls = 0
+        for folder in ("made", "locked"):
+            (mount / folder).mkdir()
+        (mount / "locked" / "counter").write_bytes(b"0" * 20)
+        self._clients = [
+            self._start(role, f"{role}{n}", chance.getrandbits(64)) for n, role in enumerate(ROLES)
+        ]
+
+    def _start(self, role: str, name: str, seed: int) -> subprocess.Popen[str]:
+        directory = str(self._mount / {"maker": "made", "locker": "locked"}.get(role, name))
+        return subprocess.Popen(
+            [sys.executable, str(HERE / "handover_client.py"), role, directory, name, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_until_begun(self) -> None:
+        """All are at work."""
+        for client in self._clients:
+            assert client.stdout is not None
+            client.stdout.readline()
+
+    def are_well(self) -> bool:
+        """Whether all are at work still."""
+        return all(client.poll() is None for client in self._clients)
+
+    def end(self) -> list[tuple[float, float]]:
+        """Stop them and add up; returns their long calls."""
+        said = []
+        for client, role in zip(self._clients, ROLES, strict=True):
+            try:
+                out, errors = client.communicate("stop\n", timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                client.kill()
+                out, errors = client.communicate()
+                errors += f"\nhangs: {errors}"
+            if client.returncode:
+                self.findings.append(f"{role} ended with {client.returncode}: {errors.strip()[-1500:]}")
+            else:
+                said.append((role, json.loads(out.splitlines()[-1])))
+        self.calls = sum(one["calls"] for _, one in said)
+        if not self.findings:
+            self._add_up(said)
+        return [(begun, ended) for _, one in said for begun, ended in one["long"]]
+
+    def kill(self) -> None:
+        """Whatever happens."""
+        for client in self._clients:
+            client.kill()
+            client.wait(_END_S)
+            for pipe in (client.stdin, client.stdout, client.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def _add_up(self, said: list[tuple[str, dict[str, list[int]]]]) -> None:
+        counted = sum(sum(one["shared"]) for role, one in said if role == "locker")
+        found = int((self._mount / "locked" / "counter").read_bytes())
+        if found != counted:
+            self.findings.append(f"the counter is {found} after {counted} counts")
+        made = sorted(number for role, one in said if role == "maker" for number in one["shared"])
+        names = sorted(int(name) for name in os.listdir(self._mount / "made"))
+        if made != names:
+            wrong = [*({*made} ^ {*names}), *(n for n in {*made} if made.count(n) > 1)][:10]
+            self.findings.append(f"{len(names)} names, {len(made)} told to have been made; wrong: {wrong}")
+
+
+@contextlib.contextmanager
+def daemons(folder: Path, write_path: str) -> Iterator[Daemons]:
+    """A mount that is served; nothing of it is left."""
+    one = Daemons(folder, write_path)
+    try:
+        one.wait_until_ready()
+        yield one
+    finally:
+        one.clean_up()
+
+
+def run_store(folder: Path, write_path: str, kills: int, chance: random.Random) -> Result:
+    """The rounds on one new store."""
+    result = Result(write_path)
+    with daemons(folder, write_path) as mount:
+        clients = Clients(mount.path, chance)
+        try:
+            killed_at = []
+            clients.wait_until_begun()
+            while result.kills < kills and clients.are_well():
+                time.sleep(chance.uniform(0.05, 1.2))
+                if chance.random() < 0.1:
+                    killed_at.append(mount.hand_over())
+                    mount.wait_until_ready()
+                    result.handed_over += 1
+                    continue
+                killed_at.append(mount.kill())
+                result.kills += 1
+                if chance.random() < 0.125:
+                    time.sleep(chance.uniform(0.05, 0.8))
+                    killed_at[-1] = mount.kill()
+                    result.kills += 1
+                mount.wait_until_ready()
+            time.sleep(2 * SETTLE_S)
+            long = clients.end()
+        finally:
+            clients.kill()
+        result.findings += clients.findings
+        result.calls = clients.calls
+        result.pauses_s = [
+            max((end - at for begin, end in long if begin <= at <= end), default=0.0) for at in killed_at
+        ]
+        if code := mount.stop():
+            result.findings.append(f"the last daemon ended with {code}")
+        if "Traceback" in mount.log() or result.findings:
+            result.findings.append(f"the daemons' log:\n{mount.log()}")
+    return result
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--kills-per-store", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--folder", type=Path, default=None, help="default: a new one on /dev/shm")
+    parser.add_argument("--write-path", choices=WRITE_PATHS, default=None, help="default: by turns")
+    asked = parser.parse_args()
+    seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}", flush=True)
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    place = asked.folder or Path(tempfile.mkdtemp(prefix="ckptfs-handover-", dir=shared))
+    results: list[Result] = []
+    while (done := sum(one.kills for one in results)) < asked.kills:
+        write_path = asked.write_path or WRITE_PATHS[len(results) % 2]
+        folder = place / f"store{len(results):03d}"
+        chance = random.Random(f"{seed}:{len(results)}")
+        one = run_store(folder, write_path, min(asked.kills_per_store, asked.kills - done), chance)
+        results.append(one)
+        print(
+            f"{write_path:5s} {one.kills} kills, {one.calls} calls, longest pause {max(one.pauses_s):.2f} s",
+            *(f"\n  ! {finding}" for finding in one.findings),
+            flush=True,
+        )
+        if not one.findings:
+            shutil.rmtree(folder)
+    pauses = sorted(pause for one in results for pause in one.pauses_s)
+    totals = {
+        "seed": seed,
+        "kills": sum(one.kills for one in results),
+        "handed_over": sum(one.handed_over for one in results),
+        "calls": sum(one.calls for one in results),
+        "findings": sum(len(one.findings) for one in results),
+        "pause_p50_s": round(pauses[len(pauses) // 2], 3),
+        "pause_p99_s": round(pauses[min(len(pauses) * 99 // 100, len(pauses) - 1)], 3),
+        "pause_max_s": round(pauses[-1], 3),
+    }
+    print(json.dumps(totals, indent=2))
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(totals))
+    if not totals["findings"] and asked.folder is None:
+        shutil.rmtree(place, ignore_errors=True)
+    return 1 if totals["findings"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
