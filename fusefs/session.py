@@ -47,9 +47,10 @@ class Session:
         taken_over: int | None = None,
         keep: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`taken_over` is the fd of the session of a daemon that died, whose state the operations go on with.
-        `keep` is told the two fds, of the session and of its state, that the mount outlives us with."""
-        self.mountpoint = os.path.realpath(mountpoint)
+        """`mountpoint` is a real path: looking at it would wait for ourselves. `taken_over` is the fd of the
+        session of a daemon that died, whose state the operations go on with. `keep` is told the two fds, of
+        the session and of its state, that the mount outlives us with."""
+        self.mountpoint = mountpoint
         self._operations = operations
         self._passthrough = passthrough
         self._state = state

@@ -35,12 +35,16 @@ sys.path.append(str(HERE.parent))
 import kernelmounts  # noqa: E402  # the folder of the tests' own modules comes first
 from asking import DAEMON  # noqa: E402
 
+from ckptfs.fusefs.kept_notes import Kind  # noqa: E402
+from ckptfs.fusefs.kept_state import KeptState  # noqa: E402
+
 WRITE_PATHS = ("auto", "plain")
 ROLES = ("saver", "appender", "maker", "maker", "mover", "reader", "locker", "locker")
 SETTLE_S = 0.3
 _READY_S = 30.0
 _END_S = 60.0
 _LIMIT_S = 1200.0
+_STEPS_S = 5.0
 
 
 @dataclass(slots=True)
@@ -58,7 +62,9 @@ class Result:
 class Daemons:
     """A mount, and one daemon after another that serves it."""
 
-    def __init__(self, folder: Path, write_path: str) -> None:
+    def __init__(self, folder: Path, write_path: str, *, at_steps: bool) -> None:
+        self._dies_by_itself = at_steps
+        daemon = (sys.executable, str(HERE / "dying_daemon.py")) if at_steps else DAEMON
         self.path = folder / "mnt"
         self.store = folder / "store"
         self._log = folder / "daemon.stderr"
@@ -71,7 +77,7 @@ class Daemons:
         mount = ["mount", str(self.path), "--store", str(self.store), "--config", str(config)]
         with self._log.open("ab") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "ckptfs.daemon.keeper", *DAEMON, *mount],
+                [sys.executable, "-m", "ckptfs.daemon.keeper", *daemon, *mount],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -96,8 +102,11 @@ class Daemons:
         """SIGKILL the present daemon; returns when that was."""
         pid = kernelmounts.poll(self._daemon, 10, every_s=0.001)
         assert pid, "there is no daemon"
+        if self._dies_by_itself:
+            kernelmounts.poll(lambda: self._daemon() != pid, _STEPS_S, every_s=0.001)
         at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         kernelmounts.poll(lambda: self._daemon() != pid, 10, every_s=0.001)
         return at
 
@@ -106,6 +115,19 @@ class Daemons:
         at = time.monotonic()
         os.kill(self._keeper.pid, signal.SIGUSR1)
         return at
+
+    def left_open(self) -> int:
+        """How many handles and backing files the present daemon keeps account of; -1 if it has just died."""
+        try:
+            fds = Path(f"/proc/{self._daemon()}/fd").iterdir()
+            fd = os.open(next(fd for fd in fds if os.readlink(fd).startswith("/memfd:ckptfs")), os.O_RDWR)
+        except (OSError, StopIteration):
+            return -1
+        try:
+            notes = KeptState.adopt(fd).notes
+        finally:
+            os.close(fd)
+        return sum(len([*notes.items(kind)]) for kind in (Kind.HANDLE, Kind.BACKING, Kind.SEGMENT))
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
@@ -143,6 +165,7 @@ class Clients:
         self._mount = mount
         self.findings: list[str] = []
         self.calls = 0
+        self.versions_opened = 0
         for folder in ("made", "locked"):
             (mount / folder).mkdir()
         (mount / "locked" / "counter").write_bytes(b"0" * 20)
@@ -185,14 +208,19 @@ class Clients:
             else:
                 said.append((role, json.loads(out.splitlines()[-1])))
         self.calls = sum(one["calls"] for _, one in said)
+        self.versions_opened = sum(len(one["shared"]) for role, one in said if role == "reader")
         if not self.findings:
             self._add_up(said)
         return [(begun, ended) for _, one in said for begun, ended in one["long"]]
 
     def kill(self) -> None:
-        """Whatever happens."""
+        """Whatever happens; who waits for the mount ends with it."""
         for client in self._clients:
             client.kill()
+
+    def wait(self) -> None:
+        """Once the mount is gone: nothing of them stays."""
+        for client in self._clients:
             client.wait(_END_S)
             for pipe in (client.stdin, client.stdout, client.stderr):
                 if pipe is not None:
@@ -211,9 +239,9 @@ class Clients:
 
 
 @contextlib.contextmanager
-def daemons(folder: Path, write_path: str) -> Iterator[Daemons]:
+def daemons(folder: Path, write_path: str, *, at_steps: bool) -> Iterator[Daemons]:
     """A mount that is served; nothing of it is left."""
-    one = Daemons(folder, write_path)
+    one = Daemons(folder, write_path, at_steps=at_steps)
     try:
         one.wait_until_ready()
         yield one
@@ -221,28 +249,17 @@ def daemons(folder: Path, write_path: str) -> Iterator[Daemons]:
         one.clean_up()
 
 
-def run_store(folder: Path, write_path: str, kills: int, chance: random.Random) -> Result:
-    """The rounds on one new store."""
+def run_store(
+    folder: Path, write_path: str, kills: int, chance: random.Random, *, at_steps: bool = False
+) -> Result:
+    """The rounds on one new store; `at_steps`: the daemon dies by itself, as dying_daemon.py does."""
     result = Result(write_path)
-    with daemons(folder, write_path) as mount:
+    with contextlib.ExitStack() as afterwards, daemons(folder, write_path, at_steps=at_steps) as mount:
         clients = Clients(mount.path, chance)
+        afterwards.callback(clients.wait)
         try:
-            killed_at = []
             clients.wait_until_begun()
-            while result.kills < kills and clients.are_well():
-                time.sleep(chance.uniform(0.05, 1.2))
-                if chance.random() < 0.1:
-                    killed_at.append(mount.hand_over())
-                    mount.wait_until_ready()
-                    result.handed_over += 1
-                    continue
-                killed_at.append(mount.kill())
-                result.kills += 1
-                if chance.random() < 0.125:
-                    time.sleep(chance.uniform(0.05, 0.8))
-                    killed_at[-1] = mount.kill()
-                    result.kills += 1
-                mount.wait_until_ready()
+            killed_at = _kill_again_and_again(mount, clients, kills, chance, result)
             time.sleep(2 * SETTLE_S)
             long = clients.end()
         finally:
@@ -252,11 +269,43 @@ def run_store(folder: Path, write_path: str, kills: int, chance: random.Random) 
         result.pauses_s = [
             max((end - at for begin, end in long if begin <= at <= end), default=0.0) for at in killed_at
         ]
-        if code := mount.stop():
-            result.findings.append(f"the last daemon ended with {code}")
+        if not result.findings:
+            _look_at_the_end(mount, clients, result, at_steps=at_steps)
         if "Traceback" in mount.log() or result.findings:
             result.findings.append(f"the daemons' log:\n{mount.log()}")
     return result
+
+
+def _kill_again_and_again(
+    mount: Daemons, clients: Clients, kills: int, chance: random.Random, result: Result
+) -> list[float]:
+    """Returns when daemons died, the last ones before the next was ready."""
+    killed_at = []
+    while result.kills < kills and clients.are_well():
+        time.sleep(chance.uniform(0.05, 1.2))
+        if chance.random() < 0.1:
+            killed_at.append(mount.hand_over())
+            result.handed_over += 1
+        else:
+            killed_at.append(mount.kill())
+            result.kills += 1
+            if chance.random() < 0.125:
+                time.sleep(chance.uniform(0.05, 0.8))
+                killed_at[-1] = mount.kill()
+                result.kills += 1
+        mount.wait_until_ready()
+    return killed_at
+
+
+def _look_at_the_end(mount: Daemons, clients: Clients, result: Result, *, at_steps: bool) -> None:
+    """What must be so when nobody has anything open any more, and the daemon is stopped."""
+    if not clients.versions_opened and not at_steps:  # a daemon may die too soon to publish
+        result.findings.append("nobody saw a version")
+    if not kernelmounts.poll(lambda: mount.left_open() == 0, 10):
+        result.findings.append(f"{mount.left_open()} handles or backing files are left of no file")
+    code = mount.stop()
+    if code and not at_steps:
+        result.findings.append(f"the last daemon ended with {code}")
 
 
 def main() -> int:
@@ -270,9 +319,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--folder", type=Path, default=None, help="default: a new one on /dev/shm")
     parser.add_argument("--write-path", choices=WRITE_PATHS, default=None, help="default: by turns")
+    parser.add_argument("--at-steps", action="store_true", help="die where that could do harm")
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
     print(f"seed {seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
     place = asked.folder or Path(tempfile.mkdtemp(prefix="ckptfs-handover-", dir=shared))
     results: list[Result] = []
@@ -280,7 +331,13 @@ def main() -> int:
         write_path = asked.write_path or WRITE_PATHS[len(results) % 2]
         folder = place / f"store{len(results):03d}"
         chance = random.Random(f"{seed}:{len(results)}")
-        one = run_store(folder, write_path, min(asked.kills_per_store, asked.kills - done), chance)
+        one = run_store(
+            folder,
+            write_path,
+            min(asked.kills_per_store, asked.kills - done),
+            chance,
+            at_steps=asked.at_steps,
+        )
         results.append(one)
         print(
             f"{write_path:5s} {one.kills} kills, {one.calls} calls, longest pause {max(one.pauses_s):.2f} s",

@@ -270,6 +270,7 @@ class Reader(Client):
                 os.close(self._saved_folder)
                 return
             self._saved = os.open("weights", os.O_RDONLY, dir_fd=self._saved_folder)
+            self.shared.append(self.calls)
         assert self.call(os.pread, self._saved, 9000, at) == self._content[at : at + 9000]
         assert "weights" in self.call(os.listdir, self._saved_folder)
         assert self.call(lambda: os.stat("weights", dir_fd=self._saved_folder)).st_size == self._SIZE
@@ -281,7 +282,6 @@ class Reader(Client):
     def check(self) -> None:
         assert self.read_all(self.at("weights")) == self._content
         assert self._mapped[:] == self._content
-        assert self._saved >= 0, "no version was seen"
 
 
 class Locker(Client):
