@@ -27,7 +27,6 @@ from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.ids import ChunkId, CidCodec, RecipeId, cid_text
 from ckptfs.store.places import places_of
 from ckptfs.store.recipe import HOLE
-from ckptfs.store.segment_files import place_of
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
 
@@ -234,10 +233,16 @@ class Verifier:
             if location is not None and location != bad.location and not job.is_again:
                 moved.append((bad.chunk, location))
                 continue
+            if location is not None and location == bad.location:
+                still = self._segments.still_bad(bad)
+                if still is None:
+                    continue
+                bad = still
             self._segments.note_bad(bad)
-            self._blame(job.batch, bad.chunk, str(place_of(bad.location)))
+            self._blame(job.batch, bad.chunk, str(bad.place))
         if moved:
-            self._threads.add(_Job(job.batch, job.since, is_again=True), places_of(moved))
+            again = places_of(moved, self._segments.parents_of(moved))
+            self._threads.add(_Job(job.batch, job.since, is_again=True), again)
         return not moved
 
     def _blame(self, batch: _Batch, chunk: ChunkId, place: str) -> None:

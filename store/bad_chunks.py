@@ -12,7 +12,7 @@ Blocking, for a worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -20,13 +20,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId
-from ckptfs.store.places import Places, Suspect, places_of
-from ckptfs.store.segment_files import MAX_OFFSET, Bad, SegmentFiles
-from ckptfs.store.segment_format import BLOCK_BYTES, Codec
+from ckptfs.store.places import NO_PARENTS, Places, Suspect, places_of
+from ckptfs.store.segment_files import MAX_OFFSET, Bad, SegmentFiles, bad_of
+from ckptfs.store.segment_format import BLOCK_BYTES, Codec, Location
 
 _SMALL_BYTES = 256 << 10
 _WINDOW_BYTES = 1 << 20
@@ -34,13 +35,17 @@ _WORTH_ASKING_BYTES = 1 << 20
 MOST_CHUNKS = 2048
 
 
-def find_bad(disk: Disk, suspects: Iterable[Suspect]) -> list[Bad]:
+def find_bad(
+    disk: Disk, suspects: Iterable[Suspect], parents: Mapping[ChunkId, Location] = NO_PARENTS
+) -> list[Bad]:
     """Read and hash each chunk; the wrong ones by place. Any thread may call.
+
+    `parents` are the places of all chunks that encoded ones among them lead to (Segments.parents_of).
 
     Unsupported: one has a codec of a later program. OSError: the disk fails in another way than by
     not giving the bytes of a chunk (which makes it a bad one).
     """
-    return find_bad_places(disk, places_of(suspects))
+    return find_bad_places(disk, places_of(suspects, parents))
 
 
 class PlaceHasher(Protocol):
@@ -101,13 +106,15 @@ def _find_there(files: SegmentFiles, part: Places, hasher: PlaceHasher) -> Itera
         return ()
     got = [ids[at : at + DIGEST_BYTES] for at in range(0, len(ids), DIGEST_BYTES)]
     wrong = [at for at, chunk in enumerate(part.chunks) if got[at] != chunk]
-    return filter(None, (_read_alone(files, part, at) for at in wrong))
+    chunks = ChunkFiles(files)
+    return filter(None, (_read_alone(chunks, part, at) for at in wrong))
 
 
 def _find_here(files: SegmentFiles, places: Places) -> list[Bad]:
     if not len(places):
         return []
     starts, ends, runs = _runs(places)
+    chunks = ChunkFiles(files, places.parents.get)
     bad: list[Bad] = []
     for run in runs:
         view = _bytes_of(files, places, run)
@@ -116,7 +123,7 @@ def _find_here(files: SegmentFiles, places: Places) -> list[Bad]:
         else:
             with view:
                 wrong = _differing(places.chunks, starts, ends, run, view)
-        bad += filter(None, (_read_alone(files, places, at) for at in wrong))
+        bad += filter(None, (_read_alone(chunks, places, at) for at in wrong))
     return bad
 
 
@@ -179,11 +186,11 @@ def _differing(
     ]
 
 
-def _read_alone(files: SegmentFiles, places: Places, at: int) -> Bad | None:
+def _read_alone(chunks: ChunkFiles, places: Places, at: int) -> Bad | None:
     """Read and hash one chunk by itself; None: it is right."""
     chunk, location = places.chunks[at], places.location(at)
     try:
-        files.read_verified(chunk, location)
+        chunks.read(chunk, location)
     except Corrupt as e:
-        return Bad(chunk, location, None if e.got is None else ChunkId(e.got))
+        return bad_of(chunk, location, e)
     return None

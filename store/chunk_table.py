@@ -24,6 +24,7 @@ from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import Built
 from ckptfs.store.segment_format import (
+    Codec,
     Location,
     decode_location,
     encode_facts,
@@ -99,7 +100,7 @@ class ChunkTable:
         get, table = self._index.get, Table.CHUNK
         for row in built.index.rows:
             before = get(table, row.chunk)
-            if before is not None and not self._moves(row.chunk, before, putting):
+            if before is not None and not self._moves(change, row.chunk, before, putting):
                 continue
             change.put(table, row.chunk, encode_location(row.location(putting.segment)))
             putting.chunks += 1
@@ -160,10 +161,13 @@ class ChunkTable:
     async def _bad_of(self, checks: list[tuple[One, Location]], seen: set[ChunkId]) -> list[One]:
         """Hash the stored chunks; returns, each once, the fresh ones that heal a bad one."""
         suspects = {one.chunk: location for one, location in checks}
-        bad = await trio.to_thread.run_sync(find_bad, self._disk, list(suspects.items()))
+        parents = self._segments.parents_of(suspects.items())
+        bad = await trio.to_thread.run_sync(find_bad, self._disk, list(suspects.items()), parents)
+        for one in bad:
+            del suspects[one.chunk]
+        bad = [still for one in bad if (still := self._segments.still_bad(one)) is not None]
         for one in bad:
             self._segments.note_bad(one)
-            del suspects[one.chunk]
         for location in suspects.values():
             self._segments.note_good(location)
         in_hand = {one.chunk: one for one, _ in checks}
@@ -172,12 +176,14 @@ class ChunkTable:
         seen.update(one.chunk for one in healing)
         return healing
 
-    def _moves(self, chunk: ChunkId, before: bytes, putting: Putting) -> bool:
-        """Whether a chunk that is in the table already gets the new place."""
+    def _moves(self, change: Change, chunk: ChunkId, before: bytes, putting: Putting) -> bool:
+        """Whether a chunk that is in the table already gets the new place, which is raw."""
         if chunk not in self._bad:
             putting.surplus.append(chunk)
             return False
         old = decode_location(before)
+        if old.codec != Codec.RAW:
+            self._segments.parents.remove(change, chunk)
         payload, chunks = putting.healed.get(old.segment, (0, 0))
         putting.healed[old.segment] = (payload + old.stored, chunks + 1)
         return True

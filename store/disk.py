@@ -170,6 +170,10 @@ class Disk:
         """fdatasync. After a failure the caller must treat the file's writer as broken for good."""
         os.fdatasync(fd)
 
+    def drop_cached(self, fd: int) -> None:
+        """Have what is read next come from the disk itself, as far as its file system does that."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync_dir(self, path: str) -> None:
         """fsync a directory, so that names made or removed in it survive power loss."""
         fd = os.open(self.absolute(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

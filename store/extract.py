@@ -5,9 +5,8 @@
 
 VERSION is a number, a name, a tag, `latest` or `latest-complete`. One rule: this file imports
 nothing of ckptfs and reads only `format`, `segments/` and `history/`, so it is an independent
-reader of what FORMAT.md specifies, and works on a copy of these three. With the `blake3` package
-installed every byte is verified; without it only record checksums are.
-
+reader of what FORMAT.md specifies, and works on a copy of these three. With the `blake3` package every
+byte is verified; without it only record checksums are. Encoded chunks need `extract_codecs.py` beside it.
 Memory: about 300 bytes a stored chunk. Exit status 0: all written; 1: not; 2: bad usage.
 """
 
@@ -30,8 +29,8 @@ except ImportError:
 
 FRAME = struct.Struct("<4sBBHIQ")
 IDX_HEADER = struct.Struct("<4sHBBQQQII")
-IDX_ROW = struct.Struct("<32sQIIBBH")
-RECIPE_HEADER, CRC = struct.Struct("<4sHHQQ"), struct.Struct("<Q")
+IDX_ROW, RECIPE_HEADER, CRC = struct.Struct("<32sQIIBBH"), struct.Struct("<4sHHQQ"), struct.Struct("<Q")
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # where extract_codecs.py is
 UNIT, VERSION, TAG, UNTAG, FORGET, RENAME = 1, 2, 3, 4, 7, 8
 
 
@@ -40,11 +39,9 @@ class Damaged(Exception):
 
 
 def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x9A6C9329AC4BC9B5 if byte & 1 else 0)
-        table.append(byte)
+    table = list(range(256))
+    for _ in range(8):
+        table = [byte >> 1 ^ (0x9A6C9329AC4BC9B5 if byte & 1 else 0) for byte in table]
     return table
 
 
@@ -177,7 +174,7 @@ class Store:
             kind, version, incompat = form["kind"], form["version"], form["incompat"]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise Damaged(f"{self.root} is not a ckptfs store: {e}") from None
-        if kind != "ckptfs store" or version != 1 or incompat:
+        if kind != "ckptfs store" or version != 1 or set(incompat) - {"encoded"}:
             raise Damaged(f"the store needs a newer extract.py: format {version}, {incompat}")
 
     def histories(self) -> list[History]:
@@ -209,9 +206,9 @@ class Store:
         magic, version, _, _, _, _, _, inline, count = IDX_HEADER.unpack_from(encoded)
         start = IDX_HEADER.size + inline
         end = start + count * IDX_ROW.size
-        if magic != b"CKIX" or version != 1 or len(encoded) != end + CRC.size:
-            raise Damaged("not an .idx of version 1")
-        if crc64(encoded[:end]) != CRC.unpack_from(encoded, end)[0]:
+        if magic != b"CKIX" or version not in (1, 2) or len(encoded) < end + CRC.size:
+            raise Damaged("not an .idx of version 1 or 2")
+        if crc64(encoded[: -CRC.size]) != CRC.unpack_from(encoded, len(encoded) - CRC.size)[0]:
             raise Damaged("its checksum is wrong")
         for chunk, offset, stored, length, codec, flags, _ in IDX_ROW.iter_unpack(encoded[start:end]):
             place = Place(path if flags & 1 else path[:-4] + ".seg", offset, stored, length, codec)
@@ -220,18 +217,21 @@ class Store:
             else:
                 self.places[chunk] = place
 
-    def read(self, chunk: bytes) -> bytes:
+    def read(self, chunk: bytes, depth: int = 9) -> bytes:
         """A chunk's bytes, from the first of its places where they are right."""
         why = f"chunk {chunk.hex()} is missing"
         for place in [self.places.get(chunk), *self.others.get(chunk, [])]:
             if place is None:
                 continue
-            if place.codec != 0:
-                why = (
-                    f"chunk {chunk.hex()} is stored with codec {place.codec}; this tool reads raw chunks only"
-                )
-                continue
             payload = self._bytes_at(place)
+            if place.codec != 0:
+                try:
+                    import extract_codecs  # type: ignore[import-not-found]
+
+                    payload = extract_codecs.decode(payload, place.codec, place.length, depth, self.read)
+                except (Damaged, ImportError, LookupError, ValueError, struct.error) as e:
+                    why = f"chunk {chunk.hex()} in {place.path} at byte {place.offset}: {e}"
+                    continue
             if len(payload) == place.length and (blake3 is None or blake3(payload).digest() == chunk):
                 return payload
             why = f"chunk {chunk.hex()} is damaged in {place.path} at byte {place.offset}"
@@ -362,7 +362,7 @@ def chosen(histories: list[History], text: str) -> tuple[History, dict[str, Any]
     name = name.strip("/")
     found = [h for h in histories if name in (h.name, h.identity)]
     if len(found) != 1:
-        problem = "there is no unit" if not found else "several units are called"
+        problem = "several units are called" if found else "there is no unit"
         raise Damaged(f"{problem} {name!r}; `list` shows them (the unit's id works too)")
     return found[0], found[0].find(version)
 

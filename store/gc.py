@@ -176,6 +176,11 @@ class Marks:
         self._new.append((marks, stage))
         self._new_count += len(marks)
 
+    def add_each(self, marks: Digests, stages: Stages) -> None:
+        """Mark each chunk as reached at its stage."""
+        self._one_marks.frombytes(marks.tobytes())
+        self._one_stages.frombytes(stages.tobytes())
+
     def add_one(self, chunk: ChunkId, stage: int) -> None:
         """Mark one chunk as reached at `stage`."""
         self._one_marks.append(int.from_bytes(chunk[:8], "little"))
@@ -246,6 +251,28 @@ class Marker:
         self.marks.add(marks_of_recipe(encoded), stage)
 
 
+class Edges:
+    """Which chunk is encoded against which, by their marks. One task at a time."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[tuple[Digests, Digests]]] = {}
+
+    def add(self, depth: int, children: Sequence[bytes], parents: Sequence[bytes]) -> None:
+        """Note pairs of child and parent, the children all of one depth."""
+        self._rows.setdefault(depth, []).append((marks_of_chunks(children), marks_of_chunks(parents)))
+
+    def follow(self, marks: Marks) -> None:
+        """Mark the parents of what is marked: each at the lowest stage that reaches a child of it.
+
+        A parent's depth is less than its child's, so that one pass from the deepest on reaches all.
+        """
+        for depth in sorted(self._rows, reverse=True):
+            for children, parents in self._rows[depth]:
+                stages = marks.stages_of(children)
+                reached = stages != UNREACHED
+                marks.add_each(parents[reached], stages[reached])
+
+
 @dataclass(slots=True)
 class Census:
     """Stored bytes by stage: what is free already, and what each version that goes would free."""
@@ -274,9 +301,10 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """The chunks to let go, by the number of their segment, and the bytes they occupy."""
+    """The chunks to let go, by (generation, number of their segment), and the bytes they occupy. What is
+    encoded against others is of an earlier generation than they are, and goes first."""
 
-    dead: dict[int, tuple[ChunkId, ...]]
+    dead: dict[tuple[int, int], tuple[ChunkId, ...]]
     stored_bytes: int
 
     @property

@@ -54,6 +54,8 @@ class Table(IntEnum):
     DIGEST = 14
     WRITERS = 15
     REQUEST = 16
+    PARENT = 17
+    CHILD = 18
 
 
 class Change:

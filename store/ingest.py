@@ -36,8 +36,8 @@ class Ingest:
     """The way into the store. Every method belongs to the index thread; cutting, hashing and disk
     work run in worker threads, at most 10 MiB of payload in memory for each of the two kinds.
 
-    `reclaim` gives back the room of duplicate ranges: somebody calls its `execute` from time to
-    time, after `Index.commit`.
+    `committer` numbers segments; `reclaim` gives back the room of duplicate ranges: somebody calls its
+    `execute` from time to time, after `Index.commit`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ingest:
         self._staging = staging
         self.reclaim = Reclaim(disk, index, segments)
         table = ChunkTable(disk, index, segments, now_ns)
-        self._committer = Committer(disk, index, table, self.reclaim, now_ns)
+        self.committer = self._committer = Committer(disk, index, table, self.reclaim, now_ns)
         self._one_batch = trio.Lock()
         self._one_growing = trio.Lock()
 

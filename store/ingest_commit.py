@@ -46,6 +46,11 @@ class Committer:
         self._next = number + 1
         return number
 
+    @property
+    def next_number(self) -> int:
+        """The number that is taken next, at the least."""
+        return self._next
+
     def commit(self, built: Built | None, fill: Callable[[Change], bool]) -> bool:
         """Enter a durable segment and what `fill` adds to the change, and sync the journal.
 

@@ -13,7 +13,7 @@ import fcntl
 import os
 import re
 import time
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -26,7 +26,8 @@ FORMAT_PATH = "format"
 LOCK_PATH = "lock"
 FORMAT_VERSION = 1
 FOLDERS = ("index", "journal", "staging", "segments", "history", "quarantine")
-KNOWN_INCOMPAT: frozenset[str] = frozenset()
+ENCODED = "encoded"
+KNOWN_INCOMPAT: frozenset[str] = frozenset({ENCODED})
 SEALS = "seals"
 DIGESTS = "digests"
 ROTATIONS = "rotations"
@@ -195,14 +196,24 @@ def add_ro_compat(disk: Disk, flag: str) -> None:
 
     The caller holds the lock. Durable when: this returned.
     """
+    _add_flag(disk, "ro_compat", flag)
+
+
+def add_incompat(disk: Disk, flag: str) -> None:
+    """Keep programs that do not know `flag` from opening this store at all; otherwise as add_ro_compat."""
+    _add_flag(disk, "incompat", flag)
+
+
+def _add_flag(disk: Disk, kind: Literal["ro_compat", "incompat"], flag: str) -> None:
     form = read_format(disk)
-    if flag in form.ro_compat:
+    known: tuple[str, ...] = getattr(form, kind)
+    if flag in known:
         return
     # Keys that this program does not know stay.
     encoded = _read_small(disk, FORMAT_PATH)
     right = encoded if _has_right_checksum(encoded) else _mended_format(encoded) or encoded
     fields: dict[str, object] = msgspec.json.decode(right)
-    fields["ro_compat"] = [*form.ro_compat, flag]
+    fields[kind] = [*known, flag]
     disk.write_file(FORMAT_PATH, _with_checksum(fields))
 
 

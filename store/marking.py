@@ -21,6 +21,7 @@ from ckptfs.store.errors import Corrupt
 from ckptfs.store.gc import (
     KEPT,
     Census,
+    Edges,
     GcPlan,
     Kind,
     Marker,
@@ -38,7 +39,8 @@ from ckptfs.store.history_mirror import version_of
 from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.index import Index, Table
 from ckptfs.store.journal import Op
-from ckptfs.store.segment_format import decode_location
+from ckptfs.store.parent_table import decode_lineage
+from ckptfs.store.segment_format import MAX_DEPTH, Codec, decode_location
 from ckptfs.store.segments import Segments
 
 _SLICE_S = 0.002
@@ -163,24 +165,45 @@ class Marking:
             for _, value, stage in self._unkept(rows):
                 census.add(stage, decode_location(value).stored)
 
+        await self._follow_parents()
         await self._scan(Table.CHUNK, count)
         return census
 
     async def plan(self, lowest_stage: int) -> GcPlan:
         """The chunks whose stage is `lowest_stage` or above."""
-        dead: dict[int, list[ChunkId]] = {}
+        dead: dict[tuple[int, int], list[ChunkId]] = {}
         stored_bytes = 0
+        await self._follow_parents()
 
         def pick(rows: list[Row]) -> None:
             nonlocal stored_bytes
             for chunk, value, stage in self._unkept(rows):
                 if stage >= lowest_stage:
                     location = decode_location(value)
-                    dead.setdefault(location.segment, []).append(chunk)
+                    depth = self._segments.parents.depth(chunk) if location.codec != Codec.RAW else 0
+                    dead.setdefault((MAX_DEPTH - depth, location.segment), []).append(chunk)
                     stored_bytes += location.stored
 
         await self._scan(Table.CHUNK, pick)
-        return GcPlan({segment: tuple(chunks) for segment, chunks in sorted(dead.items())}, stored_bytes)
+        return GcPlan({place: tuple(chunks) for place, chunks in sorted(dead.items())}, stored_bytes)
+
+    async def _follow_parents(self) -> None:
+        """Mark what marked chunks are encoded against. That is for the accounts: none of these can be removed
+        while the chunk table has a child of it, whatever comes meanwhile."""
+        edges = Edges()
+
+        def take(rows: list[Row]) -> None:
+            by_depth: dict[int, tuple[list[bytes], list[bytes]]] = {}
+            for child, value in rows:
+                lineage = decode_lineage(value)
+                children, parents = by_depth.setdefault(lineage.depth, ([], []))
+                children += [child] * len(lineage.parents)
+                parents += lineage.parents
+            for depth, (children, parents) in by_depth.items():
+                edges.add(depth, children, parents)
+
+        await self._scan(Table.PARENT, take)
+        edges.follow(self._marker.marks)
 
     def still_dead(self, chunks: Sequence[ChunkId], lowest_stage: int) -> list[ChunkId]:
         """Those that are still not reached; true until the caller awaits if `finish` just returned."""

@@ -7,13 +7,15 @@ Source: FORMAT.md, "Index" (the 26 bytes of a place).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ckptfs.store.ids import ChunkId
-from ckptfs.store.segment_format import Location, decode_location, encode_location
+from ckptfs.store.segment_format import Codec, Location, decode_location, encode_location
 
 _ROW = np.dtype(
     [
@@ -26,17 +28,27 @@ _ROW = np.dtype(
     ]
 )
 Suspect = tuple[ChunkId, Location]
+NO_PARENTS: Final[Mapping[ChunkId, Location]] = MappingProxyType({})
 
 
 class Places:
-    """Chunks, and where each of them lies. Not changed once made; any thread may read it."""
+    """Chunks, and where each of them lies. Not changed once made; any thread may read it.
 
-    __slots__ = ("chunks", "rows")
+    `parents` are the places of all chunks that the encoded ones lead to.
+    """
 
-    def __init__(self, chunks: Sequence[ChunkId], rows: npt.NDArray[np.void]) -> None:
+    __slots__ = ("chunks", "parents", "rows")
+
+    def __init__(
+        self,
+        chunks: Sequence[ChunkId],
+        rows: npt.NDArray[np.void],
+        parents: Mapping[ChunkId, Location] = NO_PARENTS,
+    ) -> None:
         assert len(chunks) == len(rows), "a place for each chunk"
         self.chunks = chunks
         self.rows = rows
+        self.parents = parents
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -54,7 +66,16 @@ class Places:
     def taken(self, order: npt.NDArray[np.intp]) -> Places:
         """The places of these numbers, in this order."""
         chunks = self.chunks
-        return Places([chunks[i] for i in order.tolist()], self.rows[order])
+        return Places([chunks[i] for i in order.tolist()], self.rows[order], self.parents)
+
+    def with_parents(self, parents: Mapping[ChunkId, Location]) -> Places:
+        """The same with other parents."""
+        return Places(self.chunks, self.rows, parents)
+
+    def encoded_ones(self) -> list[Suspect]:
+        """Those that are not stored raw."""
+        at = np.flatnonzero(self.rows["codec"] != Codec.RAW)
+        return [(self.chunks[i], self.location(i)) for i in at.tolist()]
 
     def without(self, chunks: set[ChunkId]) -> Places:
         """The same, some chunks left out."""
@@ -94,8 +115,8 @@ def decode_places(chunks: Sequence[ChunkId], encoded: Sequence[bytes]) -> Places
     return Places(chunks, np.frombuffer(b"".join(encoded), _ROW))
 
 
-def places_of(suspects: Iterable[Suspect]) -> Places:
+def places_of(suspects: Iterable[Suspect], parents: Mapping[ChunkId, Location] = NO_PARENTS) -> Places:
     """The same of single locations."""
     pairs = list(suspects)
     rows = b"".join([encode_location(location) for _, location in pairs])
-    return Places([chunk for chunk, _ in pairs], np.frombuffer(rows, _ROW))
+    return Places([chunk for chunk, _ in pairs], np.frombuffer(rows, _ROW), parents)

@@ -43,17 +43,40 @@ class Unverified:
     length: int
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether it has to be decoded as well."""
+        return self.location.codec != Codec.RAW
+
+    @property
     def is_whole(self) -> bool:
         """Whether all of the chunk is wanted, and lies there as it is."""
-        return self.length == self.location.length and self.location.codec == Codec.RAW
+        return self.length == self.location.length and not self.is_encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """`length` bytes, `skip` bytes into a chunk whose plain bytes are at hand."""
+
+    plain: bytes
+    skip: int
+    length: int
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        return memoryview(self.plain)[self.skip : self.skip + self.length]
+
+
+Part = Run | Unverified | Decoded
 
 
 @dataclass(slots=True)
 class ReadPlan:
-    """The parts of a read in file order, `length` bytes in all."""
+    """The parts of a read in file order, `length` bytes in all. `unverified` are the chunks that have to be
+    hashed, or decoded, first."""
 
     length: int = 0
-    parts: list[Run | Unverified] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     unverified: list[ChunkId] = field(default_factory=list)
 
 
@@ -63,8 +86,10 @@ def plan_read(
     length: int,
     located: Callable[[ChunkId], Location],
     verified: Verified,
+    decoded: Callable[[ChunkId], bytes | None],
 ) -> ReadPlan:
-    """Plan up to `length` bytes from `offset`, fewer only where the file ends.
+    """Plan up to `length` bytes from `offset`, fewer only where the file ends. `decoded` gives the plain
+    bytes of an encoded chunk, if they are at hand.
 
     Corrupt if a chunk has no place, or not the length that the recipe says.
     """
@@ -88,6 +113,9 @@ def plan_read(
                 raise Corrupt("a recipe and its chunk differ in length", place=place_of(location))
             if location in verified and location.codec == Codec.RAW:
                 run = _extended(plan, run, location, offset - start, take)
+            elif location.codec != Codec.RAW and (plain := decoded(chunk)) is not None:
+                run = None
+                plan.parts.append(Decoded(plain, offset - start, take))
             else:
                 run = None
                 plan.parts.append(Unverified(chunk, location, offset - start, take))

@@ -1,9 +1,10 @@
-"""Hashing ahead of a reader: what a sequential reader will want next is verified on other cores.
+"""Hashing and decoding ahead of a reader: what it will want next is made ready on other cores.
 
 One rule: this only ever marks a chunk as good. What is not found good here is left to the reader, who
 hashes it again and is told what is wrong with it.
 
-Without it a first read is one core's work: reading, hashing and answering, one after the other.
+Without it a first read is one core's work: reading, hashing and answering, one after the other. Encoded
+chunks that a reader wants now are decoded here too, and wait for nothing that anybody will want later.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
-from ckptfs.store.bad_chunks import NO_HASHERS, Hashers, find_bad_places
+from ckptfs.store.bad_chunks import NO_HASHERS, Hashers, PlaceHasher, find_bad_places
+from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError
+from ckptfs.store.errors import CkptfsError, Corrupt
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.lru import Lru
 from ckptfs.store.places import Suspect, places_of
-from ckptfs.store.read_plan import ReadPlan, Run, Unverified
+from ckptfs.store.read_plan import Part, ReadPlan, Unverified
 from ckptfs.store.recipe import Recipe
+from ckptfs.store.segment_files import SegmentFiles
+from ckptfs.store.segment_format import Codec, Location
 from ckptfs.store.segments import Segments
 
 _AHEAD_BYTES = 32 << 20
@@ -47,10 +51,11 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Batch:
-    """Chunks that one worker hashes together."""
+    """Chunks that one worker hashes, or decodes, together. `is_begun`: it does not wait for its turn."""
 
     suspects: list[Suspect]
     done: trio.Event = field(default_factory=trio.Event)
+    is_begun: bool = False
 
 
 class ReadingAhead:
@@ -65,6 +70,7 @@ class ReadingAhead:
         self._queue: trio.MemorySendChannel[_Batch] | None = None
         self._used_at = -math.inf
         self.workers = max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) - 1))
+        self._wanted_now = trio.CapacityLimiter(2 * self.workers)
 
     @property
     def is_busy(self) -> bool:
@@ -96,7 +102,8 @@ class ReadingAhead:
             return False
         self.note_use()
         self._extend(recipe, offset, plan)
-        return await self.wait(plan)
+        is_decoded = await self._decode_now(plan)
+        return await self.wait(plan) or is_decoded
 
     async def wait(self, plan: ReadPlan) -> bool:
         """Wait for the chunks of a plan that are being hashed; False if none were."""
@@ -107,6 +114,28 @@ class ReadingAhead:
                 await batch.done.wait()
                 waited = True
         return waited
+
+    async def _decode_now(self, plan: ReadPlan) -> bool:
+        """Decode the chunks of a plan that nobody is decoding: a small read waits for its own chain, not
+        for what is planned ahead. False if there are none."""
+        places = {
+            one.chunk: one.location for one in plan.parts if isinstance(one, Unverified) and one.is_encoded
+        }
+        for chunk in list(places):
+            batch = self._batches.pop(chunk, None)
+            if batch is not None and batch.is_begun:
+                self._batches[chunk] = batch
+                del places[chunk]
+        suspects = [*places.items()]
+        if not suspects:
+            return False
+        shares = [_Batch(suspects[at :: self.workers], is_begun=True) for at in range(self.workers)]
+        async with trio.open_nursery() as nursery:
+            for share in shares:
+                if share.suspects:
+                    self._batches.update((chunk, share) for chunk, _ in share.suspects)
+                    nursery.start_soon(self._check, share, self._wanted_now)
+        return True
 
     def _extend(self, recipe: Recipe, offset: int, plan: ReadPlan) -> None:
         end = offset + plan.length
@@ -138,7 +167,7 @@ class ReadingAhead:
             start = upto
         return start
 
-    def _queue_batch(self, parts: Sequence[Run | Unverified], own: set[ChunkId]) -> bool:
+    def _queue_batch(self, parts: Sequence[Part], own: set[ChunkId]) -> bool:
         assert self._queue is not None
         places = {part.chunk: part.location for part in parts if isinstance(part, Unverified)}
         suspects = [pair for pair in places.items() if pair[0] not in own and pair[0] not in self._batches]
@@ -154,29 +183,63 @@ class ReadingAhead:
 
     async def _work(self, batches: trio.MemoryReceiveChannel[_Batch], limiter: trio.CapacityLimiter) -> None:
         async for batch in batches:
-            try:
-                with self._hashers.lent() as hasher:
-                    bad = await trio.to_thread.run_sync(
-                        find_bad_places,
-                        self._disk,
-                        places_of(batch.suspects),
-                        hasher,
-                        limiter=limiter,
-                        abandon_on_cancel=True,
-                    )
-                self._note_good(batch, {one.chunk for one in bad})
-            except (CkptfsError, OSError):
-                pass  # the reader meets it again, and says it
-            finally:
-                self._end(batch)
+            batch.suspects = [one for one in batch.suspects if self._batches.get(one[0]) is batch]
+            batch.is_begun = True
+            await self._check(batch, limiter)
 
-    def _note_good(self, batch: _Batch, bad: set[ChunkId]) -> None:
+    async def _check(self, batch: _Batch, limiter: trio.CapacityLimiter) -> None:
+        parents = self._segments.parents_of(batch.suspects)
+        try:
+            with self._hashers.lent() as hasher:
+                bad, decoded = await trio.to_thread.run_sync(
+                    _hash_or_decode,
+                    self._disk,
+                    batch.suspects,
+                    parents,
+                    hasher,
+                    limiter=limiter,
+                    abandon_on_cancel=True,
+                )
+            self._note_good(batch, bad, decoded)
+        except (CkptfsError, OSError):
+            pass  # the reader meets it again, and says it
+        finally:
+            self._end(batch)
+
+    def _note_good(self, batch: _Batch, bad: set[ChunkId], decoded: Mapping[ChunkId, bytes]) -> None:
         for chunk, location in batch.suspects:
             if chunk not in bad and self._segments.locate(chunk) == location:
                 self._segments.note_good(location)
+        for chunk, plain in decoded.items():
+            self._segments.keep_decoded(chunk, plain)
 
     def _end(self, batch: _Batch) -> None:
         for chunk, _ in batch.suspects:
             if self._batches.get(chunk) is batch:
                 del self._batches[chunk]
         batch.done.set()
+
+
+def _hash_or_decode(
+    disk: Disk,
+    suspects: Sequence[Suspect],
+    parents: Mapping[ChunkId, Location],
+    hasher: PlaceHasher | None,
+) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
+    """The chunks that are wrong, and the plain bytes of the encoded ones that are right. Any thread."""
+    raw = places_of(one for one in suspects if one[1].codec == Codec.RAW)
+    bad = {one.chunk for one in find_bad_places(disk, raw, hasher)}
+    decoded: dict[ChunkId, bytes] = {}
+    files = SegmentFiles(disk)
+    chunks = ChunkFiles(files, parents.get)
+    try:
+        for chunk, location in suspects:
+            if location.codec == Codec.RAW:
+                continue
+            try:
+                decoded[chunk] = chunks.read(chunk, location)
+            except Corrupt:
+                bad.add(chunk)
+    finally:
+        files.close()
+    return bad, decoded

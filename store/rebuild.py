@@ -25,10 +25,13 @@ from ckptfs.store.index import INDEX_PATH, Change, Index, Table
 from ckptfs.store.journal import JOURNAL_PATH
 from ckptfs.store.live_tree import LiveTree
 from ckptfs.store.page_sums import remove_page_sums
-from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, keep_aside, segment_files
+from ckptfs.store.parent_table import Lineage, ParentTable, decode_lineage
+from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, keep_aside, rows, segment_files
+from ckptfs.store.segment_check import find_rows
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     Location,
+    Row,
     SegmentFacts,
     SegmentIndex,
     decode_location,
@@ -125,6 +128,7 @@ class _Tally:
 
     def __init__(self, index: Index) -> None:
         self._index = index
+        self._parents = ParentTable(index)
         self._change = Change()
         self._uncommitted = 0
         self.indexes: dict[int, SegmentIndex] = {}
@@ -138,20 +142,52 @@ class _Tally:
         self.payload[number] = self.chunks[number] = 0
         for start in range(0, len(found.rows), _ROWS_A_CHANGE):
             for row in found.rows[start : start + _ROWS_A_CHANGE]:
-                self._put(row.chunk, row.location(number))
+                self._put(row, number)
             self._apply()
 
-    def _put(self, chunk: ChunkId, location: Location) -> None:
-        before = self._index.get(Table.CHUNK, chunk)
-        if before is not None:
-            old = decode_location(before)
-            if old.segment == location.segment:
-                return
+    def drop_undecodable(self, disk: Disk) -> int:
+        """Take out what is encoded against chunks that are not there, or lead deeper than they may; a raw
+        copy takes its place if there is one. Returns how many chunks have none."""
+        lineages: dict[int, list[tuple[ChunkId, Lineage]]] = {}
+        for key, value in rows(self._index, Table.PARENT):
+            lineage = decode_lineage(value)
+            lineages.setdefault(lineage.depth, []).append((ChunkId(key), lineage))
+        lost = 0
+        for depth in sorted(lineages):
+            wrong = {chunk for chunk, one in lineages[depth] if not self._parents.may_put(chunk, one)}
+            copies = find_rows(disk, wrong) if wrong else {}
+            for chunk in wrong:
+                raw = [(n, row) for n, row in copies.get(chunk, ()) if n in self.indexes and not row.parents]
+                if raw:
+                    self._put(raw[-1][1], raw[-1][0])
+                else:
+                    self._take_out(chunk)
+                    lost += 1
+                self._apply()
+        return lost
+
+    def _put(self, row: Row, number: int) -> None:
+        old = self._place(row.chunk)
+        if old is not None and old.segment == number:
+            return
+        self._take_out(row.chunk)
+        self._change.put(Table.CHUNK, row.chunk, encode_location(row.location(number)))
+        if row.parents:
+            self._parents.put(self._change, row.chunk, Lineage(row.depth, row.parents))
+        self.payload[number] += row.stored
+        self.chunks[number] += 1
+
+    def _take_out(self, chunk: ChunkId) -> None:
+        old = self._place(chunk)
+        if old is not None:
             self.payload[old.segment] -= old.stored
             self.chunks[old.segment] -= 1
-        self._change.put(Table.CHUNK, chunk, encode_location(location))
-        self.payload[location.segment] += location.stored
-        self.chunks[location.segment] += 1
+            self._change.delete(Table.CHUNK, chunk)
+            self._parents.remove(self._change, chunk)
+
+    def _place(self, chunk: ChunkId) -> Location | None:
+        encoded = self._index.get(Table.CHUNK, chunk)
+        return None if encoded is None else decode_location(encoded)
 
     def _apply(self) -> None:
         self._uncommitted += len(self._change.operations)
@@ -181,6 +217,8 @@ def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) 
         if disk.exists(segment_paths(number)[0]):
             trusted.add(disk.stat(segment_paths(number)[0]).st_ino)
     progress(len(numbers), len(numbers))
+    if lost := tally.drop_undecodable(disk):
+        found.problems.append(f"{lost} chunks cannot be decoded: what they are encoded against is missing")
     change = Change()
     for number, chunks in tally.chunks.items():
         if chunks:

@@ -8,7 +8,7 @@ Source: FORMAT.md, "Segments", what a crash leaves.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -22,6 +22,8 @@ from ckptfs.store.packing import full_disk_is_no_space, remove_segment_files, wr
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     SEGMENTS_PATH,
+    Codec,
+    Location,
     SegmentIndex,
     SegmentKind,
     decode_facts,
@@ -73,16 +75,15 @@ class Reclaim:
     def stage_removal(self, change: Change, chunks: Iterable[ChunkId]) -> int:
         """Take chunks out of the index in `change`; returns their stored bytes.
 
-        Pinned and unknown chunks are left out. Call it once for one change and apply that in the
-        same step. Once it is committed, `execute` gives the room back; whether a segment goes is
-        decided by what its `.idx` lists then, not by a count.
+        Pinned and unknown chunks are left out, and those that a chunk which stays is encoded against. Call
+        it once for one change and apply that in the same step. Once it is committed, `execute` gives the
+        room back; whether a segment goes is decided by what its `.idx` lists then, not by a count.
         """
         lost: dict[int, tuple[int, set[ChunkId]]] = {}
-        for chunk in set(chunks):
-            location = self._segments.locate(chunk)
-            if location is None or chunk in self._segments.pins:
-                continue
+        for chunk, location in self._removable(chunks):
             change.delete(Table.CHUNK, chunk)
+            if location.codec != Codec.RAW:
+                self._segments.parents.remove(change, chunk)
             if self._index.get(Table.DIGEST, chunk) is not None:
                 change.delete(Table.DIGEST, chunk)  # A recipe goes, and with it what is known of its file.
             payload, dead = lost.setdefault(location.segment, (0, set()))
@@ -93,6 +94,17 @@ class Reclaim:
         removed = sum(payload for payload, _ in lost.values())
         change.after_commit(lambda: self._removed({s: dead for s, (_, dead) in lost.items()}, removed))
         return removed
+
+    def _removable(self, chunks: Iterable[ChunkId]) -> Iterator[tuple[ChunkId, Location]]:
+        """Those that may go now, children before what they are encoded against."""
+        parents, pins = self._segments.parents, self._segments.pins
+        places = {one: self._segments.locate(one) for one in set(chunks) if one not in pins}
+        going: set[ChunkId] = set()
+        for chunk in sorted(places, key=parents.depth, reverse=True):
+            location = places[chunk]
+            if location is not None and not parents.is_parent(chunk, but_of=going):
+                going.add(chunk)
+                yield chunk, location
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -141,7 +153,8 @@ class Reclaim:
     async def _give_back(self, segment: int) -> int:
         if segment in self._unresolved:
             await self._resolve(segment)
-        dead = self.dead.pop(segment, None)
+        # What came to lie here again since it was noted as dead stays.
+        dead = {chunk for chunk in self.dead.pop(segment, ()) if not self._is_here(chunk, segment)}
         if not dead:
             return await self._punch(segment)
         try:
@@ -149,6 +162,10 @@ class Reclaim:
         except (OSError, NoSpace):
             self.dead.setdefault(segment, set()).update(dead)
             raise
+
+    def _is_here(self, chunk: ChunkId, segment: int) -> bool:
+        location = self._segments.locate(chunk)
+        return location is not None and location.segment == segment
 
     async def _resolve(self, segment: int) -> None:
         """Find the rows whose removal was committed before the process ended, and not finished."""
@@ -161,8 +178,7 @@ class Reclaim:
             for start in range(0, len(index.rows), _LOOKUPS_AT_ONCE):
                 await trio.lowlevel.checkpoint()
                 for row in index.rows[start : start + _LOOKUPS_AT_ONCE]:
-                    location = self._segments.locate(row.chunk)
-                    if location is None or location.segment != segment:
+                    if not self._is_here(row.chunk, segment):
                         self.dead.setdefault(segment, set()).add(row.chunk)
         self._unresolved.discard(segment)
 

@@ -15,7 +15,7 @@ Source: FORMAT.md, "Scrub".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 from msgspec.structs import replace
@@ -42,7 +42,7 @@ from ckptfs.store.scrub_state import (
 )
 from ckptfs.store.segment_check import is_right
 from ckptfs.store.segment_files import place_of
-from ckptfs.store.segment_format import Location
+from ckptfs.store.segment_format import Codec, Location
 from ckptfs.store.segments import Segments
 
 _MOST_ROUNDS = 8
@@ -159,6 +159,7 @@ class Scrubber:
             healed |= new
             if not new:
                 break  # else there may be more to be met below a tree that can be read again
+        healed |= await self._healed_with_parents(found.bad.keys() - healed.keys()) if healed else {}
         for chunk, was in found.bad.items():
             if chunk in met or not self._is_missing(chunk):
                 found.add(self._finding(chunk, was, met.get(chunk), healed.get(chunk)))
@@ -169,6 +170,19 @@ class Scrubber:
         change.put(Table.META, LAST_KEY, encode_run(found.run))
         change.delete(Table.META, RUNNING_KEY)
         self._index.apply(change)
+
+    async def _healed_with_parents(self, chunks: Iterable[ChunkId]) -> dict[ChunkId, Location]:
+        """Those that are right again where they are, because what they are encoded against is."""
+        right: dict[ChunkId, Location] = {}
+        for chunk in chunks:
+            place = self._segments.locate(chunk)
+            if place is not None and place.codec != Codec.RAW and await self._is_right(chunk, place):
+                right[chunk] = place
+        return right
+
+    async def _is_right(self, chunk: ChunkId, place: Location) -> bool:
+        parents = self._segments.parents_of([(chunk, place)])
+        return await trio.to_thread.run_sync(is_right, self._disk, chunk, place, parents)
 
     def _is_missing(self, chunk: ChunkId) -> bool:
         return self._segments.locate(chunk) is None
@@ -188,7 +202,7 @@ class Scrubber:
         """Leave out what was healed by a writer meanwhile, or is not stored any more."""
         for chunk in list(found.bad):
             place = self._segments.locate(chunk)
-            if place is not None and await trio.to_thread.run_sync(is_right, self._disk, chunk, place):
+            if place is not None and await self._is_right(chunk, place):
                 del found.bad[chunk]
                 what = f"chunk {cid_text(chunk)} was damaged; it was stored again since"
                 found.add(Finding(str(place_of(place)), what, chunk, healed=True))

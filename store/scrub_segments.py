@@ -18,15 +18,17 @@ from msgspec.structs import replace
 from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt
-from ckptfs.store.ids import ChunkId
+from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.parent_table import Lineage
 from ckptfs.store.places import Suspect
 from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.scrub_run import Found, Interrupted, Pace, Tell
 from ckptfs.store.scrub_state import Finding
-from ckptfs.store.segment_check import find_copies, is_right, mend_idx, remake_idx
+from ckptfs.store.segment_check import find_rows, is_right, mend_idx, remake_idx
 from ckptfs.store.segment_files import place_of, read_idx_bytes
 from ckptfs.store.segment_format import (
+    Codec,
     Location,
     Row,
     SegmentFacts,
@@ -91,7 +93,7 @@ class SegmentScrub:
         if index is None:
             return
         before = self._facts(number)
-        here, strays = await self._sorted_rows(number, index.rows)
+        here, strays = await self._sorted_rows(number, index.rows, found)
         for batch in _batches(here):
             found.run = replace(found.run, chunks=found.run.chunks + len(batch))
             await self._check_batch(batch, found)
@@ -129,8 +131,12 @@ class SegmentScrub:
                 if facts is None:
                     return None
                 rows = await self._rows_of(number)
+                lineages = self._lineages(rows)
+                parents = self._segments.parents_of(rows)
                 try:
-                    index = await trio.to_thread.run_sync(remake_idx, self._disk, number, facts, rows)
+                    index = await trio.to_thread.run_sync(
+                        remake_idx, self._disk, number, facts, rows, lineages, parents
+                    )
                 except (CkptfsError, OSError):
                     found.add(Finding(path, str(e)))
                     return None
@@ -149,37 +155,75 @@ class SegmentScrub:
                 rows.append((ChunkId(key), location))
         return sorted(rows, key=lambda row: (row[1].flags, row[1].offset))
 
-    async def _sorted_rows(self, number: int, rows: Sequence[Row]) -> tuple[list[Suspect], list[Suspect]]:
+    def _lineages(self, rows: Iterable[Suspect]) -> dict[ChunkId, Lineage]:
+        """What the chunks of a segment are encoded against."""
+        found: dict[ChunkId, Lineage] = {}
+        for chunk, location in rows:
+            lineage = self._segments.parents.lineage(chunk) if location.codec != Codec.RAW else None
+            if lineage is not None:
+                found[chunk] = lineage
+        return found
+
+    async def _sorted_rows(
+        self, number: int, rows: Sequence[Row], found: Found
+    ) -> tuple[list[Suspect], list[Row]]:
         """The rows that the chunk table has here, in the order of their places, and the others."""
         here: list[Suspect] = []
-        strays: list[Suspect] = []
+        strays: list[Row] = []
         for start in range(0, len(rows), _SLICE_ROWS):
             for row in rows[start : start + _SLICE_ROWS]:
                 location = row.location(number)
-                is_here = self._segments.locate(row.chunk) == location
-                (here if is_here else strays).append((row.chunk, location))
+                if self._segments.locate(row.chunk) == location:
+                    here.append((row.chunk, location))
+                    self._check_lineage(row, found)
+                else:
+                    strays.append(row)
             await trio.lowlevel.checkpoint()
         here.sort(key=lambda pair: (pair[1].flags, pair[1].offset))
         return here, strays
 
     async def _check_batch(self, batch: list[Suspect], found: Found) -> None:
-        bad = await trio.to_thread.run_sync(find_bad, self._disk, batch, abandon_on_cancel=True)
+        parents = self._segments.parents_of(batch)
+        bad = await trio.to_thread.run_sync(find_bad, self._disk, batch, parents, abandon_on_cancel=True)
         for one in bad:
-            if self._segments.locate(one.chunk) == one.location:
-                self._segments.note_bad(one)
+            still = self._segments.still_bad(one)
+            if still is not None:
+                self._segments.note_bad(still)
                 found.bad[one.chunk] = one.location
 
-    async def _check_strays(self, number: int, strays: list[Suspect], found: Found) -> None:
+    def _check_lineage(self, row: Row, found: Found) -> None:
+        """Put right what the index says a chunk of this row is encoded against."""
+        lineage = Lineage(row.depth, row.parents) if row.parents else None
+        if self._segments.parents.agrees(row.chunk, lineage):
+            return
+        change = Change()
+        self._segments.parents.remove(change, row.chunk)
+        if lineage is not None:
+            self._segments.parents.put(change, row.chunk, lineage)
+        self._index.apply(change)
+        what = f"what chunk {cid_text(row.chunk)} is encoded against was wrong in the index"
+        found.add(Finding("index", what, healed=True))
+
+    async def _is_right(self, chunk: ChunkId, place: Location, row: Row | None = None) -> bool:
+        """Whether a chunk lies in a place: where the index has it, or that of a row of an `.idx`."""
+        if row is not None:
+            parents = self._segments.ways_to([row.parents])
+        else:
+            parents = self._segments.parents_of([(chunk, place)])
+        return await trio.to_thread.run_sync(is_right, self._disk, chunk, place, parents)
+
+    async def _check_strays(self, number: int, strays: list[Row], found: Found) -> None:
         """Rows of an `.idx` that the chunk table has elsewhere: a healed chunk, or a wrong row."""
-        for chunk, here in strays:
+        for row in strays:
+            chunk, here = row.chunk, row.location(number)
             there = self._segments.locate(chunk)
             if there is None or there == here:
                 continue
-            if await trio.to_thread.run_sync(is_right, self._disk, chunk, there):
+            if await self._is_right(chunk, there):
                 continue
-            if await trio.to_thread.run_sync(is_right, self._disk, chunk, here):
+            if await self._is_right(chunk, here, row):
                 async with self._reclaim.paused():
-                    if self._move(chunk, there, here):
+                    if self._move(chunk, there, number, row):
                         what = f"the chunk table had it wrong ({place_of(there)})"
                         found.add(Finding(str(place_of(here)), what, chunk, healed=True))
                         found.miscounted |= {number, there.segment}
@@ -227,16 +271,14 @@ class SegmentScrub:
             index = (await trio.to_thread.run_sync(read_idx_bytes, self._disk, number))[0]
         except (CkptfsError, OSError):
             for chunk, location in await self._rows_of(number):
-                if not await trio.to_thread.run_sync(is_right, self._disk, chunk, location):
+                if not await self._is_right(chunk, location):
                     found.bad.setdefault(chunk, location)
             return
         if number in touched:
             return
         unlisted = {row.chunk for row in index.rows}
         for chunk, location in await self._rows_of(number):
-            if chunk not in unlisted and not await trio.to_thread.run_sync(
-                is_right, self._disk, chunk, location
-            ):
+            if chunk not in unlisted and not await self._is_right(chunk, location):
                 found.bad.setdefault(chunk, location)
         if facts is None:
             facts = SegmentFacts(index.kind, index.file_bytes, 0, 0, index.created_ns)
@@ -251,29 +293,40 @@ class SegmentScrub:
         """Point the chunk table to good copies; where they are."""
         if not wanted:
             return {}
+        moved: dict[ChunkId, Location] = {}
         async with self._reclaim.paused():
-            copies = await trio.to_thread.run_sync(find_copies, self._disk, wanted)
-            moved = {}
-            for chunk, place in copies.items():
-                there = self._segments.locate(chunk)
-                if there == place or self._move(chunk, there, place):
-                    moved[chunk] = place
+            copies = await trio.to_thread.run_sync(find_rows, self._disk, wanted)
+            for chunk, rows in copies.items():
+                for number, row in rows:
+                    there, place = self._segments.locate(chunk), row.location(number)
+                    if await self._is_right(chunk, place, row) and (
+                        there == place or self._move(chunk, there, number, row)
+                    ):
+                        moved[chunk] = place
+                        break
         return moved
 
-    def _move(self, chunk: ChunkId, there: Location | None, here: Location) -> bool:
-        """Give a chunk its right place, which was hashed, unless the table has changed meanwhile."""
-        if self._segments.locate(chunk) != there:
+    def _move(self, chunk: ChunkId, there: Location | None, number: int, row: Row) -> bool:
+        """Give a chunk its right place, which was hashed: that of a row in segment `number`; unless the table
+        has changed meanwhile, or its children, or what it is encoded against, do not allow it."""
+        parents, here = self._segments.parents, row.location(number)
+        lineage = Lineage(row.depth, row.parents) if row.parents else None
+        if self._segments.locate(chunk) != there or not parents.may_put(chunk, lineage):
             return False
         change = Change()
         change.put(Table.CHUNK, chunk, encode_location(here))
+        parents.remove(change, chunk)
+        if lineage is not None:
+            parents.put(change, chunk, lineage)
         leaves = there is not None and there.segment != here.segment
         if there is None or leaves:
             self._count(change, here.segment, 1, here.stored)
         if there is not None and leaves:
             # Its row there must go, or a rebuild might take it for the better one.
-            self._count(change, there.segment, -1, -here.stored)
+            self._count(change, there.segment, -1, -there.stored)
             change.after_commit(lambda: self._reclaim.superseded(there.segment, chunk))
         self._index.apply(change, sync=True)
+        self._segments.add_payload(here.stored - (there.stored if there is not None else 0))
         self._reclaim.restored(here.segment, [chunk])
         return True
 

@@ -7,14 +7,15 @@ Blocking, for a worker thread. Source: FORMAT.md, "Scrub".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.packing import write_idx
-from ckptfs.store.places import Suspect
+from ckptfs.store.parent_table import Lineage
+from ckptfs.store.places import NO_PARENTS, Suspect
 from ckptfs.store.reclaim import segment_numbers
 from ckptfs.store.segment_files import read_idx, read_idx_bytes
 from ckptfs.store.segment_format import (
@@ -35,26 +36,34 @@ def mend_idx(disk: Disk, number: int) -> None:
         write_idx(disk, index)
 
 
-def remake_idx(disk: Disk, number: int, facts: SegmentFacts, suspects: Sequence[Suspect]) -> SegmentIndex:
-    """Make an `.idx` anew from what the chunk table says lies in its segment. Durable when: this returned.
+def remake_idx(
+    disk: Disk,
+    number: int,
+    facts: SegmentFacts,
+    suspects: Sequence[Suspect],
+    lineages: Mapping[ChunkId, Lineage],
+    parents: Mapping[ChunkId, Location],
+) -> SegmentIndex:
+    """Make an `.idx` anew from what the index says lies in its segment. Durable when: this returned.
 
-    Payloads that are wrong get no row. OSError or NoSpace if it cannot be written.
+    `lineages` are those of the chunks, `parents` the places of all that they lead to. Payloads that are wrong
+    get no row. OSError or NoSpace if it cannot be written.
     """
-    good = [(chunk, one) for chunk, one in suspects if is_right(disk, chunk, one)]
+    good = [(chunk, one) for chunk, one in suspects if is_right(disk, chunk, one, parents)]
     inner = [one for _, one in good if one.in_idx]
     inline = b""
     if inner:
         stop = max(one.offset + one.stored for one in inner)
         inline = disk.read_file(segment_paths(number)[1])[INLINE_START:stop]
-    rows = tuple(Row(chunk, one.offset, one.stored, one.length, one.codec, one.flags) for chunk, one in good)
+    rows = tuple(_row(chunk, one, lineages.get(chunk)) for chunk, one in good)
     index = SegmentIndex(number, facts.kind, facts.created_ns, _seg_bytes(disk, number, facts), rows, inline)
     write_idx(disk, index)
     return index
 
 
-def find_copies(disk: Disk, wanted: set[ChunkId]) -> dict[ChunkId, Location]:
-    """Where else chunks lie: every `.idx` is looked through, and what it names is hashed."""
-    candidates: dict[ChunkId, list[Location]] = {}
+def find_rows(disk: Disk, wanted: set[ChunkId]) -> dict[ChunkId, list[tuple[int, Row]]]:
+    """(segment, row) of each `.idx` that names chunks; of a chunk the raw ones first: they need nobody."""
+    found: dict[ChunkId, list[tuple[int, Row]]] = {}
     for number in segment_numbers(disk):
         try:
             rows = read_idx(disk, number).rows
@@ -62,24 +71,27 @@ def find_copies(disk: Disk, wanted: set[ChunkId]) -> dict[ChunkId, Location]:
             continue
         for row in rows:
             if row.chunk in wanted:
-                candidates.setdefault(row.chunk, []).append(row.location(number))
-    found: dict[ChunkId, Location] = {}
-    for chunk, places in candidates.items():
-        for place in places:
-            if is_right(disk, chunk, place):
-                found[chunk] = place
-                break
+                found.setdefault(row.chunk, []).append((number, row))
+    for copies in found.values():
+        copies.sort(key=lambda copy: (copy[1].codec != Codec.RAW, copy[1].depth))
     return found
 
 
-def is_right(disk: Disk, chunk: ChunkId, place: Location) -> bool:
-    """Whether a chunk lies in a place. Any thread."""
-    if place.codec != Codec.RAW or place.stored != place.length or place.flags not in (0, 1):
+def is_right(
+    disk: Disk, chunk: ChunkId, place: Location, parents: Mapping[ChunkId, Location] = NO_PARENTS
+) -> bool:
+    """Whether a chunk lies in a place; `parents` are the places of all that it leads to. Any thread."""
+    if (place.codec == Codec.RAW) != (place.stored == place.length) or place.flags not in (0, 1):
         return False
     try:
-        return not find_bad(disk, [(chunk, place)])
+        return not find_bad(disk, [(chunk, place)], parents)
     except (CkptfsError, OSError):
         return False
+
+
+def _row(chunk: ChunkId, one: Location, lineage: Lineage | None) -> Row:
+    depth, parents = (0, ()) if lineage is None else (lineage.depth, lineage.parents)
+    return Row(chunk, one.offset, one.stored, one.length, one.codec, one.flags, depth, parents)
 
 
 def _seg_bytes(disk: Disk, number: int, facts: SegmentFacts) -> int:

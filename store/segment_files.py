@@ -1,7 +1,7 @@
 """Reading payloads out of segment files: open descriptors, and the check of a chunk's bytes.
 
-One rule: what leaves `read_verified` as good has been hashed. Whoever wants the only open descriptor of
-a segment (for a lease) evicts it here first.
+One rule: whoever wants the only open descriptor of a segment (for a lease) evicts it here first. What is
+read is what is stored; `chunk_files` decodes it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt, Place, Unsupported
+from ckptfs.store.errors import Corrupt, Place
 from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.mapped_file import MappedFile
 from ckptfs.store.one_bit import mended
-from ckptfs.store.segment_format import Codec, Location, SegmentIndex, decode_idx, segment_paths
+from ckptfs.store.segment_format import Location, SegmentIndex, decode_idx, segment_paths
 
 _OPEN_FILES = 256
 _LARGE_BYTES = 1 << 20
@@ -170,17 +170,10 @@ class SegmentFiles:
         if mapping is not None:
             mapping.close()
 
-    def read_verified(self, chunk: ChunkId, location: Location) -> bytes:
-        """A whole chunk, hashed and found right; else Corrupt."""
-        stored = self.pread(location.segment, location.in_idx, location.stored, location.offset)
-        payload = decode_payload(location, stored)
-        _check(chunk, location, payload)
-        return payload
-
     def fill_verified(self, view: memoryview, chunk: ChunkId, location: Location) -> None:
-        """The same into `view`, which takes all of a raw chunk. After Corrupt it holds anything."""
+        """Read a raw chunk into `view`, which takes all of it. After Corrupt it holds anything."""
         self.fill(view, location.segment, location.in_idx, location.offset)
-        _check(chunk, location, view)
+        check_payload(chunk, location, view)
 
     def evict(self, segment: int) -> None:
         """Close what is open of a segment."""
@@ -220,18 +213,12 @@ class SegmentFiles:
         return fd
 
 
-def _check(chunk: ChunkId, location: Location, payload: Buffer) -> None:
+def check_payload(chunk: ChunkId, location: Location, payload: Buffer) -> None:
+    """Corrupt unless these are all bytes of the chunk, which were read at `location`."""
     got = chunk_id(payload)
     if got != chunk:
         what = f"chunk {cid_text(chunk)} does not match its bytes"
         raise Corrupt(what, expected=chunk, got=got, place=place_of(location))
-
-
-def decode_payload(location: Location, stored: bytes) -> bytes:
-    """The plain bytes of a stored payload; Unsupported for a codec of a later program."""
-    if location.codec != Codec.RAW:
-        raise Unsupported(f"a chunk is stored with codec {location.codec}, which this version lacks")
-    return stored
 
 
 def _unreadable(error: OSError, place: Place) -> Corrupt | OSError:
@@ -242,8 +229,22 @@ def _unreadable(error: OSError, place: Place) -> Corrupt | OSError:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A chunk that a check found wrong, and what stands in its place (None: unreadable)."""
+    """A chunk that a check found wrong, and what stands in its place (None: unreadable). `cause` is where the
+    damage lies, if that is not there but in a chunk that it is encoded against."""
 
     chunk: ChunkId
     location: Location
     got: ChunkId | None
+    cause: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the damage lies."""
+        return self.cause or place_of(self.location)
+
+
+def bad_of(chunk: ChunkId, location: Location, error: Corrupt) -> Bad:
+    """What reading a chunk came to."""
+    got = None if error.got is None else ChunkId(error.got)
+    cause = error.place if error.place != place_of(location) else None
+    return Bad(chunk, location, got, cause)

@@ -9,8 +9,9 @@ Source: FORMAT.md, "Segments".
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
+from typing import Final
 
 import msgspec
 
@@ -26,8 +27,13 @@ _HEADER = struct.Struct("<4sHBBQQQII")
 _ROW = struct.Struct("<32sQIIBBH")
 _TRAILER = struct.Struct("<Q")
 _LOCATION = struct.Struct("<QQIIBB")
+_EDGES = struct.Struct("<II")
+_EDGE = struct.Struct("<IB3s32s")
 _MAGIC = b"CKIX"
 _VERSION = 1
+_VERSION_OF_ENCODED = 2
+MAX_DEPTH = 8
+"""How many generations of parents an encoded chunk may have."""
 INLINE_START = _HEADER.size
 
 
@@ -38,6 +44,8 @@ class SegmentKind(IntEnum):
     """A staging file as it was: every payload at the offset that it had in the file."""
     PACKED = 2
     """Payloads written one behind the other."""
+    ENCODED = 3
+    """The same, of payloads that are encoded."""
 
 
 class Codec(IntEnum):
@@ -51,6 +59,16 @@ class Codec(IntEnum):
     """Byte planes of the differences to a parent of the same length."""
     CAST = 4
     """bfloat16 that is the cast of its float32 parents."""
+
+
+PARENTS_OF: Final[dict[int, tuple[int, int]]] = {
+    Codec.RAW: (0, 0),
+    Codec.ZSTD: (0, 0),
+    Codec.PLANES: (0, 0),
+    Codec.DELTA: (1, 1),
+    Codec.CAST: (1, 2),
+}
+"""How many parents a payload of each codec has, at least and at most."""
 
 
 class LocationFlag(IntFlag):
@@ -77,7 +95,7 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One chunk of a segment, as the `.idx` lists it."""
+    """One chunk of a segment, as the `.idx` lists it; `parents` are those that it is encoded against."""
 
     chunk: ChunkId
     offset: int
@@ -85,6 +103,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     length: int
     codec: int = Codec.RAW
     flags: int = 0
+    depth: int = 0
+    parents: tuple[ChunkId, ...] = ()
 
     def location(self, segment: int) -> Location:
         """The place that the chunk table gets for this row."""
@@ -185,7 +205,7 @@ def encode_idx(index: SegmentIndex) -> bytes:
     body = bytearray(
         _HEADER.pack(
             _MAGIC,
-            _VERSION,
+            _version(index.kind),
             index.kind,
             0,
             index.number,
@@ -198,6 +218,8 @@ def encode_idx(index: SegmentIndex) -> bytes:
     body += index.inline
     pack = _ROW.pack
     body += b"".join(pack(r.chunk, r.offset, r.stored, r.length, r.codec, r.flags, 0) for r in index.rows)
+    if index.kind == SegmentKind.ENCODED:
+        body += _encoded_edges(index.rows)
     encoded = bytes(body) + _TRAILER.pack(crc64(body))
     assert decode_idx(encoded) == index, "an .idx decodes to what was encoded"
     return encoded
@@ -209,22 +231,33 @@ def decode_idx(encoded: bytes) -> SegmentIndex:
         raise Corrupt("an .idx is shorter than its header")
     magic, version, kind, flags, *rest = _HEADER.unpack_from(encoded)
     number, created_ns, file_bytes, inline_bytes, count = rest
-    if magic != _MAGIC or version != _VERSION or flags != 0 or kind not in set(SegmentKind):
-        raise Corrupt(f"not an .idx of version {_VERSION}")
+    if magic != _MAGIC or kind not in set(SegmentKind) or version != _version(kind) or flags != 0:
+        raise Corrupt("not an .idx of a version that there is")
+    is_encoded = kind == SegmentKind.ENCODED
+    if is_encoded and inline_bytes:
+        raise Corrupt("the .idx of an encoded segment has an inline area")
     rows_start = _HEADER.size + inline_bytes
-    rows_end = rows_start + count * _ROW.size
-    if len(encoded) != rows_end + _TRAILER.size:
+    rows_end = end = rows_start + count * _ROW.size
+    if is_encoded and len(encoded) >= rows_end + _EDGES.size:
+        end += _EDGES.size + _EDGE.size * int(_EDGES.unpack_from(encoded, rows_end)[0])
+    if len(encoded) != end + _TRAILER.size:
         raise Corrupt(f"an .idx of {count} rows has {len(encoded)} bytes")
-    (checksum,) = _TRAILER.unpack_from(encoded, rows_end)
-    if crc64(memoryview(encoded)[:rows_end]) != checksum:
+    (checksum,) = _TRAILER.unpack_from(encoded, end)
+    if crc64(memoryview(encoded)[:end]) != checksum:
         raise Corrupt("an .idx does not match its CRC-64")
-    rows = tuple(_rows(encoded, rows_start, rows_end, file_bytes))
+    rows = tuple(_rows(encoded, rows_start, rows_end, file_bytes, is_encoded=is_encoded))
+    if is_encoded:
+        rows = tuple(_with_parents(rows, memoryview(encoded)[rows_end:end]))
     inline = encoded[_HEADER.size : rows_start]
     return SegmentIndex(number, SegmentKind(kind), created_ns, file_bytes, rows, inline)
 
 
-def _rows(encoded: bytes, start: int, end: int, file_bytes: int) -> Iterator[Row]:
-    known_flags = int(LocationFlag.IN_IDX)
+def _version(kind: int) -> int:
+    return _VERSION_OF_ENCODED if kind == SegmentKind.ENCODED else _VERSION
+
+
+def _rows(encoded: bytes, start: int, end: int, file_bytes: int, *, is_encoded: bool) -> Iterator[Row]:
+    known_flags = 0 if is_encoded else int(LocationFlag.IN_IDX)
     packed = memoryview(encoded)[start:end]
     for chunk, offset, stored, length, codec, flags, reserved in _ROW.iter_unpack(packed):
         low, high = (INLINE_START, start) if flags else (0, file_bytes)
@@ -232,7 +265,39 @@ def _rows(encoded: bytes, start: int, end: int, file_bytes: int) -> Iterator[Row
             raise Corrupt("an .idx lists a chunk outside of its segment")
         if codec == Codec.RAW and stored != length:
             raise Corrupt("an .idx lists a raw chunk of two lengths")
+        if codec != Codec.RAW and (not is_encoded or not 0 < stored < length):
+            raise Corrupt("an .idx lists an encoded chunk where none can be")
         yield Row(ChunkId(chunk), offset, stored, length, codec, flags)
+
+
+def _encoded_edges(rows: Sequence[Row]) -> bytes:
+    edges = [
+        _EDGE.pack(number, row.depth, bytes(3), parent)
+        for number, row in enumerate(rows)
+        for parent in row.parents
+    ]
+    return _EDGES.pack(len(edges), 0) + b"".join(edges)
+
+
+def _with_parents(rows: Sequence[Row], encoded: memoryview) -> Iterator[Row]:
+    """The rows with the parents that their edges name; Corrupt if the edges are not those of such rows."""
+    if _EDGES.unpack_from(encoded)[1]:
+        raise Corrupt("an .idx has edges of a kind that nobody writes")
+    edges: dict[int, tuple[int, tuple[ChunkId, ...]]] = {}
+    last = 0
+    for number, depth, reserved, parent in _EDGE.iter_unpack(encoded[_EDGES.size :]):
+        known, parents = edges.get(number, (depth, ()))
+        if number < last or depth != known or not 1 <= depth <= MAX_DEPTH or any(reserved):
+            raise Corrupt("an .idx has edges that do not fit together")
+        edges[number], last = (depth, (*parents, ChunkId(parent))), number
+    if edges and last >= len(rows):
+        raise Corrupt("an .idx has an edge of a row that it lacks")
+    for number, row in enumerate(rows):
+        depth, parents = edges.get(number, (0, ()))
+        least, most = PARENTS_OF.get(row.codec, (0, 0))
+        if not least <= len(parents) <= most or row.chunk in parents:
+            raise Corrupt(f"an .idx lists a chunk of codec {row.codec} with {len(parents)} parents")
+        yield Row(row.chunk, row.offset, row.stored, row.length, row.codec, row.flags, depth, parents)
 
 
 def unnamed_ranges(index: SegmentIndex, extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 One rule: bytes leave this module only if their chunk was hashed and found right since the mount
 (what was ingested since then counts). Otherwise Corrupt is raised; there is no zero and no guess.
+An encoded chunk is hashed whenever it is decoded; the last ones are kept decoded.
 
 Everything here runs inline in the index thread, for every read request of the mount: a lookup, and
 one pread per run of verified neighbours.
@@ -10,19 +11,29 @@ one pread per run of verified neighbours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
 from ckptfs.store.index import Index, Table
 from ckptfs.store.lru import Lru
-from ckptfs.store.places import Places, decode_places
-from ckptfs.store.read_plan import ReadPlan, Run, Unverified, plan_read
+from ckptfs.store.parent_table import ParentTable
+from ckptfs.store.places import Places, Suspect, decode_places
+from ckptfs.store.read_plan import Decoded, Part, ReadPlan, Run, Unverified, plan_read
 from ckptfs.store.recipe import Recipe, decode_recipe
-from ckptfs.store.segment_files import Bad, SegmentFiles, place_of
-from ckptfs.store.segment_format import Location, SegmentFacts, decode_facts, decode_location, segment_key
+from ckptfs.store.segment_files import Bad, SegmentFiles, bad_of
+from ckptfs.store.segment_format import (
+    Codec,
+    Location,
+    SegmentFacts,
+    decode_facts,
+    decode_location,
+    segment_key,
+    segment_number,
+)
 from ckptfs.store.tree import Entry, decode_tree
 from ckptfs.store.verified import Pins, Verified
 
@@ -30,6 +41,7 @@ _RECIPE_PIECES = 1 << 19
 _TREE_ENTRIES = 1 << 15
 _CORRUPTIONS = 1000
 _REQUEST_BYTES = 1 << 20
+_DECODED_BYTES = 64 << 20
 
 
 class Segments:
@@ -43,6 +55,9 @@ class Segments:
     def __init__(self, disk: Disk, index: Index) -> None:
         self._index = index
         self._files = SegmentFiles(disk)
+        self._decoded: Lru[ChunkId, bytes] = Lru(_DECODED_BYTES)
+        self._chunks = ChunkFiles(self._files, self.locate, self._decoded.get)
+        self.parents = ParentTable(index)
         self._recipes: Lru[RecipeId, Recipe] = Lru(_RECIPE_PIECES)
         self._trees: Lru[TreeId, tuple[Entry, ...]] = Lru(_TREE_ENTRIES)
         self._buffer = memoryview(bytearray(_REQUEST_BYTES))
@@ -67,7 +82,38 @@ class Segments:
         stored = [row for row in rows if row is not None]
         if len(stored) < len(rows):
             ordered = [chunk for chunk, row in zip(ordered, rows, strict=True) if row is not None]
-        return decode_places(ordered, stored)
+        places = decode_places(ordered, stored)
+        encoded = places.encoded_ones()
+        return places.with_parents(self.parents_of(encoded)) if encoded else places
+
+    def parents_of(self, suspects: Iterable[Suspect]) -> dict[ChunkId, Location]:
+        """The places of all chunks that encoded ones among these lead to, for a reader in another thread.
+
+        What cannot be found is left out; whoever reads that chunk is told.
+        """
+        return self.ways_to(self._direct_parents(*suspect) for suspect in suspects)
+
+    def ways_to(self, parents: Iterable[Sequence[ChunkId]]) -> dict[ChunkId, Location]:
+        """The places of these chunks, and of all that they lead to."""
+        found: dict[ChunkId, Location] = {}
+        waiting = [parent for some in parents for parent in some]
+        while waiting:
+            chunk = waiting.pop()
+            try:
+                location = None if chunk in found else self.locate(chunk)
+            except Corrupt:
+                continue
+            if location is not None:
+                found[chunk] = location
+                waiting += self._direct_parents(chunk, location)
+        return found
+
+    def _direct_parents(self, chunk: ChunkId, location: Location) -> tuple[ChunkId, ...]:
+        try:
+            lineage = None if location.codec == Codec.RAW else self.parents.lineage(chunk)
+        except Corrupt:
+            lineage = None
+        return () if lineage is None else lineage.parents
 
     def facts(self, segment: int) -> SegmentFacts | None:
         """What is known of a segment, or None if there is none of that number."""
@@ -88,7 +134,9 @@ class Segments:
         stop = location.length if length is None else min(start + length, location.length)
         if start >= stop:
             return b""
-        if location in self.verified and location.codec == 0:
+        if location.codec != Codec.RAW:
+            return self._plain(chunk, location)[start:stop]
+        if location in self.verified:
             at = location.offset + start
             return self._files.pread(location.segment, location.in_idx, stop - start, at)
         return self._verify(chunk, location)[start:stop]
@@ -97,9 +145,13 @@ class Segments:
         """All of a chunk, verified but not noted as such: a walk over the whole store does not grow
         the daemon by what it has seen."""
         location = self._located(chunk)
-        if location in self.verified and location.codec == 0:
+        if location in self.verified and location.codec == Codec.RAW:
             return self._files.pread(location.segment, location.in_idx, location.length, location.offset)
         return self._read_verified(chunk, location)
+
+    def keep_decoded(self, chunk: ChunkId, plain: bytes) -> None:
+        """Somebody decoded a chunk, and its bytes are right."""
+        self._decoded.put(chunk, plain, len(plain))
 
     def read_recipe(self, identity: RecipeId) -> Recipe:
         """A file's recipe; Corrupt if its chunk is damaged or not a recipe."""
@@ -127,7 +179,7 @@ class Segments:
 
     def plan_read(self, recipe: Recipe, offset: int, length: int) -> ReadPlan:
         """What reading these bytes takes; Corrupt if a chunk has no place."""
-        return plan_read(recipe, offset, length, self._located, self.verified)
+        return plan_read(recipe, offset, length, self._located, self.verified, self._decoded.get)
 
     def show(self, plan: ReadPlan) -> memoryview:
         """The bytes of a plan of this very step, for a system call that takes them before the next
@@ -137,6 +189,8 @@ class Segments:
         """
         if len(plan.parts) == 1:
             part = plan.parts[0]
+            if isinstance(part, Decoded):
+                return part.view
             if isinstance(part, Run) and not part.is_hole:
                 return self._files.show(part.segment, part.in_idx, part.length, part.offset)
         if plan.length > len(self._buffer):
@@ -177,13 +231,34 @@ class Segments:
             if facts is not None and marked >= facts.chunks:
                 self.verified.add_segment(segment)
 
+    def still_bad(self, bad: Bad) -> Bad | None:
+        """What another thread found wrong, if it still is so: not if the chunk has moved since, or can be
+        decoded from where the chunks lie now that it is encoded against."""
+        if self.locate(bad.chunk) != bad.location:
+            return None
+        if bad.location.codec == Codec.RAW:
+            return bad
+        try:
+            self._chunks.read(bad.chunk, bad.location)
+        except Corrupt as e:
+            return bad_of(bad.chunk, bad.location, e)
+        return None
+
     def note_bad(self, bad: Bad) -> None:
-        """One chunk was found wrong: nothing of its segment is trusted any longer."""
-        self.corruptions.append((bad.chunk, place_of(bad.location)))
+        """One chunk was found wrong: nothing of its segment is trusted any longer, nor of those that hold
+        what is encoded against it."""
+        self.corruptions.append((bad.chunk, bad.place))
         self.corruption_count += 1
-        self.suspect.add(bad.location.segment)
-        self.damaged.add(bad.location.segment)
-        self.verified.remove_segment(bad.location.segment)
+        segment = segment_number(bad.place.file.rpartition("/")[2])
+        if segment is None:
+            segment = bad.location.segment
+        self.suspect.add(segment)
+        self.damaged.add(segment)
+        self.verified.remove_segment(segment)
+        for location in (bad.location, *map(self.locate, self.parents.descendants(bad.chunk))):
+            if location is not None:
+                self.suspect.add(location.segment)
+                self.verified.remove_segment(location.segment)
 
     def evict(self, segment: int) -> None:
         """Close the descriptors of a segment."""
@@ -204,20 +279,26 @@ class Segments:
             raise Corrupt(f"chunk {cid_text(chunk)} is not in the index", expected=chunk)
         return decode_location(encoded)
 
-    def _part(self, part: Run | Unverified) -> bytes:
+    def _part(self, part: Part) -> bytes:
+        if isinstance(part, Decoded):
+            return bytes(part.view)
         if isinstance(part, Unverified):
-            return self._verify(part.chunk, part.location)[part.skip : part.skip + part.length]
+            stop = part.skip + part.length
+            read = self._plain if part.is_encoded else self._verify
+            return read(part.chunk, part.location)[part.skip : stop]
         if part.is_hole:
             return bytes(part.length)
         return self._files.pread(part.segment, part.in_idx, part.length, part.offset)
 
-    def _fill(self, view: memoryview, part: Run | Unverified) -> None:
+    def _fill(self, view: memoryview, part: Part) -> None:
         if isinstance(part, Run) and not part.is_hole:
             self._files.fill(view, part.segment, part.in_idx, part.offset)
         elif isinstance(part, Unverified) and part.is_whole:
             with self._blaming(part.chunk, part.location):
                 self._files.fill_verified(view, part.chunk, part.location)
             self.note_good(part.location)
+        elif isinstance(part, Decoded):
+            view[:] = part.view
         else:
             view[:] = self._part(part)
 
@@ -226,9 +307,17 @@ class Segments:
         self.note_good(location)
         return payload
 
+    def _plain(self, chunk: ChunkId, location: Location) -> bytes:
+        """All bytes of an encoded chunk."""
+        plain = self._decoded.get(chunk)
+        if plain is None:
+            plain = self._verify(chunk, location)
+            self.keep_decoded(chunk, plain)
+        return plain
+
     def _read_verified(self, chunk: ChunkId, location: Location) -> bytes:
         with self._blaming(chunk, location):
-            return self._files.read_verified(chunk, location)
+            return self._chunks.read(chunk, location)
 
     @contextmanager
     def _blaming(self, chunk: ChunkId, location: Location) -> Iterator[None]:
@@ -236,7 +325,7 @@ class Segments:
         try:
             yield
         except Corrupt as e:
-            self.note_bad(Bad(chunk, location, None if e.got is None else ChunkId(e.got)))
+            self.note_bad(bad_of(chunk, location, e))
             raise
 
 

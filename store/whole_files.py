@@ -8,18 +8,20 @@ Source: FORMAT.md, "Digests".
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import trio
 
+from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.digests import FileDigests, digests_of
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, NotFound
 from ckptfs.store.hashing import WholeHash
 from ckptfs.store.ids import ChunkId, RecipeId, cid_text
+from ckptfs.store.places import Suspect
 from ckptfs.store.recipe import Piece, Recipe
-from ckptfs.store.segment_files import Bad, SegmentFiles, place_of
+from ckptfs.store.segment_files import Bad, SegmentFiles, bad_of, place_of
 from ckptfs.store.segment_format import Location
 from ckptfs.store.segments import Segments
 
@@ -36,6 +38,11 @@ class _Step(NamedTuple):
     length: int
     chunk: ChunkId | None
     location: Location | None
+
+    @property
+    def suspects(self) -> list[Suspect]:
+        """The chunk and its place, if there is one."""
+        return [(self.chunk, self.location)] if self.chunk is not None and self.location is not None else []
 
 
 class WholeFiles:
@@ -63,14 +70,19 @@ class WholeFiles:
         done, tries = 0, 0
         while done < len(pieces):
             steps = [self._step(piece) for piece in pieces[done:]]
+            parents = self._segments.parents_of(pair for step in steps for pair in step.suspects)
             taken, bad = await trio.to_thread.run_sync(
-                _hash_steps, self._disk, whole, steps, limiter=self._limiter, abandon_on_cancel=True
+                _hash_steps, self._disk, whole, steps, parents, limiter=self._limiter, abandon_on_cancel=True
             )
             done, tries = done + taken, 0 if taken else tries + 1
-            if bad is not None and (self._segments.locate(bad.chunk) == bad.location or tries == _TRIES):
+            if bad is None:
+                continue
+            still = self._segments.still_bad(bad)
+            if still is not None or tries == _TRIES:
+                bad = still or bad
                 self._segments.note_bad(bad)
                 what = f"chunk {cid_text(bad.chunk)} does not match its bytes"
-                raise Corrupt(what, expected=bad.chunk, got=bad.got, place=place_of(bad.location))
+                raise Corrupt(what, expected=bad.chunk, got=bad.got, place=bad.place)
 
     def _step(self, piece: Piece) -> _Step:
         if piece.chunk is None:
@@ -106,18 +118,21 @@ def _parts(piece: Piece) -> Iterator[Piece]:
         yield Piece(min(_SLICE_BYTES, piece.length - start), None)
 
 
-def _hash_steps(disk: Disk, whole: WholeHash, steps: Sequence[_Step]) -> tuple[int, Bad | None]:
+def _hash_steps(
+    disk: Disk, whole: WholeHash, steps: Sequence[_Step], parents: Mapping[ChunkId, Location]
+) -> tuple[int, Bad | None]:
     """Feed steps; (how many were fed, the chunk behind them if that is wrong). Any thread may call."""
     files = SegmentFiles(disk)
+    chunks = ChunkFiles(files, parents.get)
     try:
         for done, step in enumerate(steps):
             if step.chunk is None or step.location is None:
                 whole.update_zeros(step.length)
                 continue
             try:
-                payload = files.read_verified(step.chunk, step.location)
+                payload = chunks.read(step.chunk, step.location)
             except Corrupt as e:
-                return done, Bad(step.chunk, step.location, None if e.got is None else ChunkId(e.got))
+                return done, bad_of(step.chunk, step.location, e)
             whole.update(payload)
     finally:
         files.close()

@@ -283,7 +283,8 @@ class WholeSegments:
                 find_bad_places, self._disk, part, hasher, limiter=self._workers
             )
         for one in bad:
-            self._segments.note_bad(one)
+            if self._segments.still_bad(one) is not None:
+                self._segments.note_bad(one)
         self._segments.note_all_good(part.without({one.chunk for one in bad}), since)
         return not bad
 

@@ -51,6 +51,7 @@ from ckptfs.store.keyring import decode_rotation
 from ckptfs.store.layout import Format, decode_format, encode_format
 from ckptfs.store.one_bit import mended
 from ckptfs.store.page_sums import decode_page_sums, encode_page_sums
+from ckptfs.store.parent_table import Lineage, decode_lineage, encode_lineage
 from ckptfs.store.pins import PinnedDirectory, PinnedFile, decode_pin, encode_pin
 from ckptfs.store.places import decode_places
 from ckptfs.store.proof import decode_proof
@@ -65,6 +66,7 @@ from ckptfs.store.scrub_state import Finding, ScrubRun, encode_run
 from ckptfs.store.scrub_state import decode_run as decode_scrub_run
 from ckptfs.store.seal import decode_seal, head_of, make_seal
 from ckptfs.store.segment_format import (
+    Codec,
     Row,
     SegmentFacts,
     SegmentIndex,
@@ -169,6 +171,9 @@ def decoders() -> dict[str, Decoder]:
     pin = PinnedFile(7, (PinnedDirectory(b"d", 0o40755, 1, 2, 3, 4),), b"f", inode, ((b"user.x", b"y"),))
     rows = (Row(chunk, 0, 10, 10), Row(ChunkId(b"\x22" * 32), 40, 3, 3, flags=1))
     index = SegmentIndex(42, SegmentKind.ADOPTED, 5, 8192, rows, b"abc")
+    delta = Row(ChunkId(b"\x33" * 32), 0, 10, 20, Codec.DELTA, 0, 1, (chunk,))
+    cast = Row(ChunkId(b"\x44" * 32), 10, 5, 20, Codec.CAST, 0, 2, (delta.chunk, chunk))
+    encoded = SegmentIndex(43, SegmentKind.ENCODED, 5, 100, (delta, cast, Row(chunk, 15, 3, 3)))
     unit = Unit(UnitId(b"u" * 16), b"run", 5, 2, bytes(32), 3, 1, 99, b"run", 1, 1)
     run = ScrubRun(1, 2, 3, 4, 5, (Finding("place", "what", chunk),))
     msgpack = (encode_facts(SegmentFacts(SegmentKind.PACKED, 1, 2, 3, 4)), encode_unit(unit))
@@ -183,7 +188,8 @@ def decoders() -> dict[str, Decoder]:
         "tree references": Decoder(_all(references_of_tree), _hex("tree")),
         "recipe": Decoder(decode_recipe, _hex("recipe")),
         "recipe marks": Decoder(marks_of_recipe, _hex("recipe")),
-        "idx": Decoder(decode_idx, (encode_idx(index),), sealed=True),
+        "idx": Decoder(decode_idx, (encode_idx(index), encode_idx(encoded)), sealed=True),
+        "lineage": Decoder(decode_lineage, (encode_lineage(Lineage(3, (chunk, chunk))),)),
         "encoded chunk": Decoder(
             _encoded_chunk(),
             _hex("encoded_chunk"),

@@ -5,9 +5,10 @@ says what the stored bytes are.
 """
 
 from ckptfs.store.codecs.chain import Stored, decode_chunk
-from ckptfs.store.codecs.encoded_chunk import MAX_DEPTH, Header, decode_header
+from ckptfs.store.codecs.encoded_chunk import Header, decode_header
 from ckptfs.store.codecs.encoding import Encoded, Parent, encode
 from ckptfs.store.codecs.entropy import Coder
+from ckptfs.store.segment_format import MAX_DEPTH
 
 __all__ = [
     "MAX_DEPTH",

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from ckptfs.store.codecs.decoding import decode
-from ckptfs.store.codecs.encoded_chunk import MAX_DEPTH, decode_header
+from ckptfs.store.codecs.encoded_chunk import decode_header
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.ids import ChunkId, cid_text
-from ckptfs.store.segment_format import Codec
+from ckptfs.store.segment_format import MAX_DEPTH, Codec
 
 MAX_CHUNKS: Final = 2 * (MAX_DEPTH + 1)
 """One cast, of two chunks, in a chain of the greatest depth takes as many."""

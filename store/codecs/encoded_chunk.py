@@ -17,16 +17,13 @@ from ckptfs.store.codecs.elements import Element
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import Buffer, crc64
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId
-from ckptfs.store.segment_format import MAX_CHUNK_BYTES, Codec
-
-MAX_DEPTH: Final = 8
-"""How many generations of parents a chunk may have."""
+from ckptfs.store.segment_format import MAX_CHUNK_BYTES, MAX_DEPTH, PARENTS_OF, Codec
 
 _HEADER = struct.Struct("<BBBBBBBBI")
 _TRAILER = struct.Struct("<Q")
 _VERSION: Final = 1
 _RELEASE: Final = (0, 1)
-_PARENTS: Final = {Codec.ZSTD: (0, 0), Codec.PLANES: (0, 0), Codec.DELTA: (1, 1), Codec.CAST: (1, 2)}
+_PARENTS: Final = {codec: count for codec, count in PARENTS_OF.items() if codec != Codec.RAW}
 _HAS_ELEMENT: Final = frozenset({Codec.PLANES, Codec.DELTA})
 
 

@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 
 from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element, element_of, is_integer
-from ckptfs.store.codecs.encoded_chunk import MAX_DEPTH, Header, encode_chunk
+from ckptfs.store.codecs.encoded_chunk import Header, encode_chunk
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.codecs.kernels import KERNELS
 from ckptfs.store.codecs.planes_twin import SAMPLE_RUN, SAMPLE_STRIDE
 from ckptfs.store.hashing import Buffer
 from ckptfs.store.ids import ChunkId
-from ckptfs.store.segment_format import Codec
+from ckptfs.store.segment_format import MAX_DEPTH, Codec
 
 _RAW_ABOVE: Final = 0.985
 """A plane that does not get smaller than this stays as it is: it is decoded for nothing then."""

@@ -7,7 +7,7 @@ settled) is given time; what is wrong at every look until then is a finding. Pri
 
 - staging: every file is named by an inode or a pin, and every name has its file;
 - segments: every file has its row and every row its files; every chunk row is in its `.idx`, so that a
-  rebuild finds it;
+  rebuild finds it; what it is encoded against is there, at a smaller depth;
 - chunks: every tree, recipe and chunk of every version, of the live tree and of every pin is there and
   has the bytes of its id.
 """
@@ -26,9 +26,10 @@ from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId
 from ckptfs.store.index import Index, Table
 from ckptfs.store.inode import Content, decode_inode
+from ckptfs.store.parent_table import Lineage, ParentTable
 from ckptfs.store.pins import decode_pin
 from ckptfs.store.segment_files import read_idx
-from ckptfs.store.segment_format import SEGMENTS_PATH, decode_location, segment_paths
+from ckptfs.store.segment_format import SEGMENTS_PATH, Row, decode_location, segment_paths
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import STAGING_PATH
 
@@ -80,17 +81,34 @@ class Look:
         named = {path for number in numbers for path in segment_paths(number)}
         self.findings |= {f"{path} has no row" for path in (before & there) - named}
         self.findings |= {f"{path} has a row and is not there" for path in named - there}
-        rows: dict[int, dict[ChunkId, int]] = {}
+        rows: dict[int, dict[ChunkId, Row]] = {}
+        edges: set[bytes] = set()
         for key, value in self._index.scan(Table.CHUNK):
             location, chunk = decode_location(value), ChunkId(key)
             if location.segment not in rows:
                 rows[location.segment] = self._idx_rows(location.segment)
-            if rows[location.segment].get(chunk) != location.offset:
+            row = rows[location.segment].get(chunk)
+            if row is None or row.location(location.segment) != location:
                 self.findings.add(f"chunk {key.hex()} is not in the .idx of segment {location.segment:x}")
+                continue
+            edges |= {parent + chunk for parent in row.parents}
+            self._check_parents(row)
+        wrong = edges ^ {key for key, _ in self._index.scan(Table.CHILD)}
+        self.findings |= {
+            f"the tables and the .idx files differ in who needs {key[:32].hex()}" for key in wrong
+        }
 
-    def _idx_rows(self, segment: int) -> dict[ChunkId, int]:
+    def _check_parents(self, row: Row) -> None:
+        table = ParentTable(self._index)
+        lineage = Lineage(row.depth, row.parents) if row.parents else None
+        if not table.agrees(row.chunk, lineage) or not table.may_put(row.chunk, lineage):
+            self.findings.add(
+                f"chunk {row.chunk.hex()}: what it is encoded against is not there, or too deep"
+            )
+
+    def _idx_rows(self, segment: int) -> dict[ChunkId, Row]:
         try:
-            return {row.chunk: row.offset for row in read_idx(self._disk, segment).rows}
+            return {row.chunk: row for row in read_idx(self._disk, segment).rows}
         except (CkptfsError, OSError) as e:
             self.findings.add(f"the .idx of segment {segment:x}: {e}")
             return {}

@@ -16,9 +16,10 @@ from small_store import BLOCK_BYTES, SmallStore, memory_or, random_bytes, safete
 
 from ckptfs.store import bad_chunks
 from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Unsupported
-from ckptfs.store.hashing import chunk_id
+from ckptfs.store.hashing import chunk_id, crc64
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Table
 from ckptfs.store.mapped_file import MappedFile
@@ -72,10 +73,11 @@ def suspects_of(store: SmallStore) -> list[Suspect]:
 def one_by_one(disk: Disk, suspects: list[Suspect]) -> list[Bad]:
     """What find_bad has to find, by place."""
     files = SegmentFiles(disk)
+    chunks = ChunkFiles(files)
     bad = []
     for chunk, one in sorted(suspects, key=lambda pair: (pair[1].segment, pair[1].flags, pair[1].offset)):
         try:
-            files.read_verified(chunk, one)
+            chunks.read(chunk, one)
         except Corrupt as e:
             bad.append(Bad(chunk, one, None if e.got is None else ChunkId(e.got)))
     files.close()
@@ -160,10 +162,13 @@ def test_a_row_that_is_wrong_hides_no_other(store: SmallStore, wrong: dict[str, 
 
 
 def test_an_unknown_codec_is_not_guessed(store: SmallStore) -> None:
-    chunk, one = suspects_of(store)[0]
-    there = Location(one.segment, one.offset, one.stored, one.length, 3, one.flags)
+    body = bytes((9, 1, 7, 3)) + random_bytes(988)
+    of_later = body + crc64(body).to_bytes(8, "little")
+    one = store.segments.locate(next(store.segments.read_recipe(store.store_bytes(of_later).recipe).chunks()))
+    assert one is not None
+    there = Location(one.segment, one.offset, one.stored, one.length + 1, 9, one.flags)
     with pytest.raises(Unsupported):
-        find_bad(store.disk, [(chunk, there)])
+        find_bad(store.disk, [(chunk_id(b"what it was"), there)])
 
 
 def test_nothing_is_nothing_wrong(store: SmallStore) -> None:

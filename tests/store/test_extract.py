@@ -9,17 +9,23 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+from encoded_series import BFLOAT16, PATH, saves
 from saved_store import File, SavedStore, Special, Tree, contents
 
 from ckptfs.store import extract as extract_module
 from ckptfs.store.dagcbor import Node, encode_node
+from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.hashing import crc64
 from ckptfs.store.history import State
-from ckptfs.store.segment_format import segment_paths
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import Table
+from ckptfs.store.reencode import Reencoder
+from ckptfs.store.segment_format import Codec, decode_location, segment_paths
 
 SCRIPT = Path(extract_module.__file__)
 RUN, ROOT_FILES = b"run/1", b"@root"
@@ -207,7 +213,7 @@ def test_another_codec_is_told(made: Made, tmp_path: Path) -> None:
         encoded[-8:] = crc64(encoded[:-8]).to_bytes(8, "little")
         idx.write_bytes(encoded)
     done = made.run("run/1@1", str(tmp_path / "out"))
-    assert done.returncode == 1 and "codec 9; this tool reads raw chunks only" in done.stderr
+    assert done.returncode == 1 and "its place says codec 9" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["", "{}", '{"kind":"ckptfs store","version":1,"incompat":["erasure"]}'])
@@ -263,12 +269,75 @@ def test_any_bytes_are_cbor_or_damaged(rng: random.Random) -> None:
             pass
 
 
-def test_it_is_one_file_of_the_standard_library() -> None:
-    text = SCRIPT.read_text()
-    imports = {
-        line.split()[1].split(".")[0]
-        for line in text.splitlines()
-        if line.lstrip().startswith(("import ", "from "))
-    }
-    assert imports - set(sys.stdlib_module_names) == {"blake3"}
+def test_it_needs_the_standard_library_and_for_encoded_chunks_one_file_beside_it() -> None:
+    def imports(script: Path) -> set[str]:
+        lines = (line.split() for line in script.read_text().splitlines())
+        names = {words[1].split(".")[0] for words in lines if words[:1] in (["import"], ["from"])}
+        return names - set(sys.stdlib_module_names) - {"compression"}
+
+    assert imports(SCRIPT) == {"blake3", "extract_codecs"}
+    assert imports(SCRIPT.with_name("extract_codecs.py")) == {"numpy", "zstandard"}
     assert segment_paths(1)[0].startswith("segments/")
+
+
+def encoded_store(root: Path) -> list[dict[str, bytes]]:
+    """A store of a few saves, all but the newest encoded, in `root`; their files."""
+    files = saves(4, values=40_000)
+
+    async def make() -> None:
+        store = SavedStore(root)
+        before: dict[str, list[ChunkId]] = {}
+        one = Reencoder(store.disk, store.index, store.segments, store.ingest.committer)
+        for step, save in enumerate(files):
+            record = await store.publish(RUN, {path.encode(): one for path, one in save.items()}, step=step)
+            assert record.top.tree is not None
+            chunks = {
+                entry.name.decode(): [*store.segments.read_recipe(entry.recipe).chunks()]
+                for entry in store.segments.read_tree(record.top.tree)
+                if entry.recipe is not None
+            }
+            if step < len(files) - 1:
+                await one.encode([*planned(chunks, before)])
+            before = chunks
+        codecs = {decode_location(value).codec for _, value in store.index.scan(Table.CHUNK)}
+        assert codecs >= {Codec.RAW, Codec.ZSTD, Codec.PLANES, Codec.DELTA, Codec.CAST}
+        store.index.commit()
+        await store.ingest.reclaim.execute()
+        store.close()
+
+    def planned(chunks: dict[str, list[ChunkId]], before: dict[str, list[ChunkId]]) -> Iterator[PlannedChunk]:
+        """Chunk by chunk against the save before; the first chunk of a file is its header."""
+        for path, dtype in ((PATH, "F32"), (BFLOAT16, "BF16")):
+            for at, chunk in enumerate(chunks[path]):
+                parent = before[path][at] if before else None
+                cast_of = (chunks[PATH][1],) if path == BFLOAT16 and at == 1 else ()
+                yield PlannedChunk(chunk, 0, dtype if at else None, parent if at else None, cast_of)
+
+    trio.run(make)
+    return files
+
+
+@pytest.mark.parametrize("has_numpy", [True, False])
+def test_encoded_saves_are_written_out(tmp_path: Path, has_numpy: bool) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    files = encoded_store(store)
+    shutil.rmtree(store / "index")
+    for number, save in enumerate(files, 1):
+        arguments = [str(store), f"run/1@{number}", str(out / str(number))]
+        run = "import runpy, sys; " + ("" if has_numpy else "sys.modules['numpy'] = None; ")
+        run += f"sys.argv[1:] = {arguments!r}; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+        done = subprocess.run([sys.executable, "-I", "-c", run], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert {one.name: one.read_bytes() for one in (out / str(number)).iterdir()} == save
+
+
+def test_without_zstd_it_says_what_is_missing(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    encoded_store(store)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(SCRIPT), str(store), "run/1@1", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and ("zstandard" in done.stderr or sys.version_info >= (3, 14))

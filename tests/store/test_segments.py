@@ -13,7 +13,7 @@ from small_store import SmallStore
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Unsupported
-from ckptfs.store.hashing import chunk_id
+from ckptfs.store.hashing import chunk_id, crc64
 from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Ingested
@@ -222,13 +222,15 @@ def test_a_missing_chunk_and_a_wrong_length_are_corrupt(store: SmallStore) -> No
 
 
 def test_an_unknown_codec_is_refused(store: SmallStore) -> None:
-    chunk = first_chunk(store, store.store_bytes(random_bytes(1000)))
+    body = bytes((9, 1, 7, 3)) + random_bytes(988)
+    of_later = body + crc64(body).to_bytes(8, "little")
+    chunk = first_chunk(store, store.store_bytes(of_later))
     _, location = seg_path(store, chunk)
     change = Change()
-    later = Location(location.segment, location.offset, 1000, 1000, 9, 0)
+    later = Location(location.segment, location.offset, 1000, 1001, 9, 0)
     change.put(Table.CHUNK, chunk, encode_location(later))
     store.index.apply(change)
-    with pytest.raises(Unsupported):
+    with pytest.raises(Unsupported, match=r"codec 9 version 1: ckptfs 7\.3 or later"):
         store.segments.read(chunk)
 
 

@@ -1,0 +1,118 @@
+"""One batch of a re-encoding: read, encode, decode, write, read back. Without an index: in any process.
+
+One rule: nothing is changed but one new segment, to which nothing refers yet; a chunk that cannot be read, or
+that nothing makes smaller, stays where it is.
+
+Source: FORMAT.md, "Encoded segments", write order, steps 1 to 3.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptfs.store.chunk_files import ChunkFiles
+from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Parent, Stored, decode_chunk, encode
+from ckptfs.store.disk import Disk
+from ckptfs.store.encoded_writer import EncodedWriter
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.packing import Built
+from ckptfs.store.segment_files import SegmentFiles
+from ckptfs.store.segment_format import Codec, Location
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """A raw chunk that is to be encoded: where it lies, the dtype of its values, what it may be encoded
+    against, and at which depth at most."""
+
+    chunk: ChunkId
+    location: Location
+    dtype: str | None = None
+    parent: ChunkId | None = None
+    cast_of: tuple[ChunkId, ...] = ()
+    most_depth: int = MAX_DEPTH
+
+
+class EncodingBatch(msgspec.Struct, frozen=True, array_like=True):
+    """The chunks of one new segment. `places` are those of all that may be parents, and of what they lead
+    to; `depths` those of the encoded ones among them."""
+
+    number: int
+    created_ns: int
+    wanted: tuple[Wanted, ...]
+    places: dict[ChunkId, Location]
+    depths: dict[ChunkId, int]
+
+
+def encode_batch(disk: Disk, batch: EncodingBatch) -> Built | None:
+    """Write the segment of a batch; None if nothing becomes smaller, and then there is none.
+
+    Raises NoSpace, OSError, or Corrupt if the disk does not keep what is written; then there is none either.
+    Memory: the plain bytes of a batch's parents. Durable when: this returned.
+    """
+    files = SegmentFiles(disk)
+    writer = EncodedWriter(disk, batch.number, batch.created_ns)
+    work = _Work(files, writer, batch)
+    try:
+        for one in batch.wanted:
+            work.encode(one)
+        if not writer.payload_bytes:
+            return None
+        return writer.seal(batch.places.get, work.plain.get)
+    except BaseException:
+        writer.discard()
+        raise
+    finally:
+        files.close()
+
+
+class _Work:
+    """One batch under way. `plain` are the bytes of parents, each verified."""
+
+    def __init__(self, files: SegmentFiles, writer: EncodedWriter, batch: EncodingBatch) -> None:
+        self.plain: dict[ChunkId, bytes] = {}
+        self._chunks = ChunkFiles(files, batch.places.get, self.plain.get)
+        self._coder = Coder()
+        self._writer = writer
+        self._batch = batch
+
+    def encode(self, one: Wanted) -> None:
+        """Encode a chunk and append it, if that makes it smaller."""
+        try:
+            payload = self._chunks.read(one.chunk, one.location)
+        except Corrupt:
+            return  # A reader or a scrub will say so; there may be nothing better than what lies there.
+        parent = None if one.parent is None else self._parent(one.parent, one)
+        casts = [found for chunk in one.cast_of if (found := self._parent(chunk, one)) is not None]
+        cast_of = casts if len(casts) == len(one.cast_of) else []
+        encoded = encode(payload, one.dtype, parent, cast_of, self._coder)
+        if encoded.codec is not Codec.RAW:
+            self._decode(one, encoded)
+            self._writer.append(one.chunk, len(payload), encoded)
+
+    def _parent(self, chunk: ChunkId, child: Wanted) -> Parent | None:
+        """A chunk to encode against; None if it cannot be read, or leads too deep."""
+        depth = self._writer.depth(chunk)
+        if depth is None:
+            depth = self._batch.depths.get(chunk, 0)
+        place = self._batch.places.get(chunk)
+        if place is None or depth >= child.most_depth:
+            return None
+        plain = self.plain.get(chunk)
+        if plain is None:
+            try:
+                plain = self.plain[chunk] = self._chunks.read(chunk, place)
+            except Corrupt:
+                return None
+        return Parent(chunk, plain, depth)
+
+    def _decode(self, one: Wanted, encoded: Encoded) -> None:
+        """Corrupt unless what was encoded decodes to the chunk."""
+
+        def fetch(chunk: ChunkId) -> Stored:
+            if chunk == one.chunk:
+                return Stored(encoded.codec, one.location.length, encoded.stored)
+            plain = self.plain[chunk]
+            return Stored(Codec.RAW, len(plain), plain)
+
+        decode_chunk(one.chunk, fetch, self._coder)

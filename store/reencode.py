@@ -1,0 +1,222 @@
+"""Re-encoding: raw chunks get smaller, tensor by tensor, and their raw bytes go when nothing can lose them.
+
+One rule: between the last look into the chunk table and the applied change nothing else runs; a chunk that
+moved, or that somebody relies on just now, meanwhile stays as it is, and so does one whose parents changed.
+
+Step by step: one segment after the other, each whole or not at all, so that it may be interrupted anywhere.
+
+Everything belongs to the index thread; reading, encoding and writing is done elsewhere (encoding_batch.py).
+Source: FORMAT.md, "Encoded segments", write order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+from msgspec.structs import replace
+
+from ckptfs.store.chunk_table import NEXT_SEGMENT
+from ckptfs.store.disk import Disk
+from ckptfs.store.encoding_batch import EncodingBatch, Wanted, encode_batch
+from ckptfs.store.encoding_plan import PlannedChunk
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.ingest_commit import Committer
+from ckptfs.store.layout import ENCODED, add_incompat
+from ckptfs.store.packing import Built, remove_segment_files
+from ckptfs.store.parent_table import Lineage
+from ckptfs.store.segment_format import (
+    MAX_DEPTH,
+    Codec,
+    Location,
+    Row,
+    encode_facts,
+    encode_location,
+    segment_key,
+)
+from ckptfs.store.segments import Segments
+
+BATCH_BYTES = 64 << 20
+_BATCH_CHUNKS = 4096
+_LOOKUPS_AT_ONCE = 128
+
+EncodeBatch = Callable[[EncodingBatch], Awaitable[Built | None]]
+"""Runs `encode_batch` somewhere."""
+
+
+@dataclass(slots=True)
+class Encoding:
+    """What a re-encoding has come to: chunks and plain bytes that were looked at, and what became smaller."""
+
+    chunks: int = 0
+    plain_bytes: int = 0
+    encoded_chunks: int = 0
+    encoded_plain_bytes: int = 0
+    encoded_bytes: int = 0
+
+    def add(self, other: Encoding) -> None:
+        """Count what another one has done."""
+        self.chunks += other.chunks
+        self.plain_bytes += other.plain_bytes
+        self.encoded_chunks += other.encoded_chunks
+        self.encoded_plain_bytes += other.encoded_plain_bytes
+        self.encoded_bytes += other.encoded_bytes
+
+
+@dataclass(slots=True)
+class _Moving:
+    """What one change moves: rows of the new segment by chunk, and the chunks that each old segment loses;
+    `surplus` are those of the new one that stay where they are."""
+
+    rows: dict[ChunkId, Row] = field(default_factory=dict)
+    left: dict[int, list[ChunkId]] = field(default_factory=dict)
+    surplus: list[ChunkId] = field(default_factory=list)
+
+
+class Reencoder:
+    """Encodes chunks of the store, one batch at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        index: Index,
+        segments: Segments,
+        committer: Committer,
+        run_batch: EncodeBatch | None = None,
+    ) -> None:
+        """Without `run_batch` a worker thread does it."""
+        self._disk = disk
+        self._index = index
+        self._segments = segments
+        self._committer = committer
+        self._run_batch = run_batch if run_batch is not None else self._in_thread
+        self._lock = trio.Lock()
+        self._is_flagged = False
+
+    async def encode(self, planned: Sequence[PlannedChunk]) -> Encoding:
+        """Encode those of at most BATCH_BYTES of chunks that become smaller; what came of it.
+
+        Raises NoSpace, OSError, or Corrupt if the disk does not keep what is written; then nothing is
+        changed. Durable when: this returned. The raw bytes go later, once that is committed (Reclaim).
+        """
+        async with self._lock:
+            with self._segments.pins.hold() as held:
+                batch, done = await self._prepare(planned, held)
+                if not batch.wanted:
+                    return done
+                self._keep_others_out()
+                built = await self._run_batch(batch)
+            # Nothing runs between the end of the pins and the change.
+            if built is not None:
+                self._commit(batch, built, done)
+            return done
+
+    async def _prepare(
+        self, planned: Sequence[PlannedChunk], held: set[ChunkId]
+    ) -> tuple[EncodingBatch, Encoding]:
+        """Look up and pin what a batch takes."""
+        done, wanted = Encoding(), dict[ChunkId, Wanted]()
+        for start in range(0, len(planned), _LOOKUPS_AT_ONCE):
+            for one in planned[start : start + _LOOKUPS_AT_ONCE]:
+                location = self._segments.locate(one.chunk)
+                if location is None or one.chunk in wanted:
+                    continue
+                done.chunks += 1
+                done.plain_bytes += one.length
+                most = min(MAX_DEPTH, self._segments.parents.least_child_depth(one.chunk) - 1)
+                if location.codec == Codec.RAW and not location.in_idx and most >= 0:
+                    wanted[one.chunk] = Wanted(one.chunk, location, one.dtype, one.parent, one.cast_of, most)
+            await trio.lowlevel.checkpoint()
+        parents = {parent for one in wanted.values() for parent in _parents_of(one)}
+        held |= wanted.keys() | parents
+        # From here on they stay; where they are is looked up in one step.
+        places = self._segments.ways_to([tuple(parents)])
+        depths = {parent: depth for parent in parents if (depth := self._segments.parents.depth(parent))}
+        still = tuple(one for one in wanted.values() if self._segments.locate(one.chunk) == one.location)
+        number = self._committer.take_number()
+        return EncodingBatch(number, self._committer.now_ns(), still, places, depths), done
+
+    def _keep_others_out(self) -> None:
+        """Before the first encoded segment: programs that do not know them must not open this store."""
+        if not self._is_flagged:
+            add_incompat(self._disk, ENCODED)
+            self._is_flagged = True
+
+    async def _in_thread(self, batch: EncodingBatch) -> Built | None:
+        return await trio.to_thread.run_sync(encode_batch, self._disk, batch)
+
+    def _commit(self, batch: EncodingBatch, built: Built, done: Encoding) -> None:
+        """Enter a durable segment. Durable when: this returned."""
+        moving = self._moving({one.chunk: one.location for one in batch.wanted}, built.index.rows)
+        if not moving.rows:
+            remove_segment_files(self._disk, batch.number)
+            return
+        change = Change()
+        try:
+            self._fill(change, built, moving)
+            change.after_commit(partial(self._reclaim_later, batch.number, moving))
+            self._index.apply(change, sync=True)
+        except OSError:
+            # The journal has the change and could not be synced. Nobody knows whether it will be
+            # there after a crash, so its bytes have to stay; recovery decides.
+            raise
+        except BaseException:
+            remove_segment_files(self._disk, batch.number)
+            raise
+        self._segments.mark_verified(batch.number)
+        stored = sum(row.stored for row in moving.rows.values())
+        plain = sum(row.length for row in moving.rows.values())
+        self._segments.add_payload(stored - plain)
+        done.encoded_chunks, done.encoded_plain_bytes, done.encoded_bytes = len(moving.rows), plain, stored
+
+    def _moving(self, where: Mapping[ChunkId, Location], rows: Iterable[Row]) -> _Moving:
+        moving = _Moving()
+        for row in rows:
+            before = where[row.chunk]
+            if self._may_move(row, before, moving):
+                moving.rows[row.chunk] = row
+                moving.left.setdefault(before.segment, []).append(row.chunk)
+            else:
+                moving.surplus.append(row.chunk)
+        return moving
+
+    def _may_move(self, row: Row, before: Location, moving: _Moving) -> bool:
+        if self._segments.locate(row.chunk) != before or row.chunk in self._segments.pins:
+            return False
+        lineage = Lineage(row.depth, row.parents)
+        depths = {parent: moving.rows[parent].depth for parent in row.parents if parent in moving.rows}
+        return self._segments.parents.may_put(row.chunk, lineage, depths)
+
+    def _fill(self, change: Change, built: Built, moving: _Moving) -> None:
+        number = built.index.number
+        for chunk, row in moving.rows.items():
+            change.put(Table.CHUNK, chunk, encode_location(row.location(number)))
+            if row.parents:
+                self._segments.parents.put(change, chunk, Lineage(row.depth, row.parents))
+        for segment, chunks in moving.left.items():
+            facts = self._segments.facts(segment)
+            if facts is not None:
+                # They were raw there: as long as they are.
+                payload = facts.payload_bytes - sum(moving.rows[chunk].length for chunk in chunks)
+                count = facts.chunks - len(chunks)
+                left = replace(facts, payload_bytes=payload, chunks=count, punch_due=True)
+                change.put(Table.SEGMENT, segment_key(segment), encode_facts(left))
+        stored = sum(row.stored for row in moving.rows.values())
+        new = replace(built.facts(stored, len(moving.rows)), punch_due=bool(moving.surplus))
+        change.put(Table.SEGMENT, segment_key(number), encode_facts(new))
+        change.put(Table.META, NEXT_SEGMENT, self._committer.next_number.to_bytes(8, "big"))
+
+    def _reclaim_later(self, number: int, moving: _Moving) -> None:
+        reclaim = self._committer.reclaim
+        for chunk in moving.surplus:
+            reclaim.superseded(number, chunk)
+        for segment, chunks in moving.left.items():
+            for chunk in chunks:
+                reclaim.superseded(segment, chunk)
+
+
+def _parents_of(one: Wanted) -> tuple[ChunkId, ...]:
+    return one.cast_of if one.parent is None else (one.parent, *one.cast_of)

@@ -1,0 +1,232 @@
+"""reencode, encoded_writer, encoding_batch, chunk_files: encoded or not, every byte is the one that was
+saved, and no raw byte goes before its encoding is there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+from encoded_series import (
+    BFLOAT16,
+    PATH,
+    Series,
+    check_tables,
+    encoded_chunks,
+    family,
+    flip,
+    located,
+    reencoder,
+    saves,
+)
+from small_store import SmallStore, memory_or
+
+from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.encoding_batch import EncodingBatch, encode_batch
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.index import Change, Table
+from ckptfs.store.layout import ENCODED, Format, encode_format, read_format
+from ckptfs.store.packing import Built
+from ckptfs.store.segment_files import read_idx
+from ckptfs.store.segment_format import MAX_DEPTH, Codec, SegmentKind, segment_paths
+
+SERIES = saves(5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SmallStore]:
+    root = memory_or(tmp_path)
+    (root / "format").write_bytes(encode_format(Format()))
+    one = SmallStore(root)
+    try:
+        yield one
+    finally:
+        one.close()
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def series(store: SmallStore) -> Series:
+    return Series(store, SERIES)
+
+
+def codecs(series: Series, number: int, path: str) -> set[int]:
+    return {located(series.store.segments, chunk).codec for chunk in series.chunks(number, path)}
+
+
+def test_every_byte_is_the_same_and_it_takes_less(series: Series) -> None:
+    before = series.store.occupied_bytes()
+    series.encode_all()
+    series.check()
+    series.store.reopen()
+    series.check(100_000)
+    check_tables(series.store)
+    assert codecs(series, 0, PATH) >= {Codec.PLANES}
+    assert codecs(series, 1, PATH) >= {Codec.DELTA} and Codec.RAW not in codecs(series, 1, PATH) - {Codec.RAW}
+    assert codecs(series, 1, BFLOAT16) >= {Codec.CAST}
+    assert series.store.segments.payload_bytes() < 0.8 * sum(len(p) for s in SERIES for p in s.values())
+    assert series.store.occupied_bytes() < 0.8 * before
+    kinds = {read_idx(series.store.disk, int(p.stem, 16)).kind for p in idx_files(series.store)}
+    assert SegmentKind.ENCODED in kinds
+
+
+def idx_files(store: SmallStore) -> list[Path]:
+    return [path for path in store.segment_files() if path.suffix == ".idx"]
+
+
+def test_programs_that_do_not_know_encoded_segments_are_kept_out_before_the_first(series: Series) -> None:
+    store = series.store
+    flags: list[tuple[str, ...]] = []
+
+    async def run(batch: EncodingBatch) -> Built | None:
+        flags.append(read_format(store.disk).incompat)
+        return encode_batch(store.disk, batch)
+
+    one = reencoder(store)
+    one._run_batch = run
+    trio.run(one.encode, series.planned(0))
+    assert flags == [(ENCODED,)]
+
+
+def test_a_chain_is_no_longer_than_it_may_be(store: SmallStore) -> None:
+    series = Series(store, saves(MAX_DEPTH + 5, values=20_000))
+    series.encode_all()
+    depths = [
+        max(store.segments.parents.depth(chunk) for chunk in series.chunks(n)) for n in range(MAX_DEPTH + 4)
+    ]
+    assert depths == [*range(MAX_DEPTH + 1), 0, 1, 2]
+    store.reopen()
+    series.check()
+    check_tables(store)
+
+
+def test_what_was_encoded_is_left_alone_the_next_time(series: Series) -> None:
+    first = series.encode(1)
+    assert first.encoded_chunks > 0
+    files = series.store.segment_files()
+    again = series.encode(1)
+    assert (again.encoded_chunks, again.chunks) == (0, first.chunks)
+    assert series.store.segment_files() == files
+
+
+def test_a_parent_that_is_encoded_later_stays_above_its_children(series: Series) -> None:
+    for number in (3, 1, 0, 2):
+        series.encode(number)
+        check_tables(series.store)
+    series.store.reopen()
+    series.check()
+
+
+def test_chunks_that_moved_or_are_pinned_meanwhile_stay(series: Series) -> None:
+    store = series.store
+    planned = series.planned(0)
+    pinned = planned[2].chunk
+    where = located(store.segments, pinned)
+    one = reencoder(store)
+
+    async def scenario() -> None:
+        async def run(batch: EncodingBatch) -> Built | None:
+            built = encode_batch(store.disk, batch)
+            stack.enter_context(store.segments.pins.hold([pinned]))
+            return built
+
+        with ExitStack() as stack:
+            one._run_batch = run
+            await one.encode(planned)
+
+    trio.run(scenario)
+    assert located(store.segments, pinned) == where
+    store.reclaim()
+    store.reopen()
+    series.check()
+    check_tables(store)
+
+
+def test_raw_bytes_stay_until_the_encoding_is_committed(series: Series) -> None:
+    store = series.store
+    store.index.commit()
+    before = {path: path.read_bytes() for path in store.segment_files()}
+    trio.run(reencoder(store).encode, series.planned(0))
+    trio.run(store.ingest.reclaim.execute)
+    assert {path: path.read_bytes() for path in before} == before
+    store.reclaim()
+    assert {path: path.exists() and path.read_bytes() for path in before} != before
+
+
+def test_a_damaged_chunk_is_left_where_it_is(series: Series) -> None:
+    store = series.store
+    planned = series.planned(1)
+    bad = planned[1].chunk
+    flip(store, bad)
+    trio.run(reencoder(store).encode, planned)
+    assert located(store.segments, bad).codec == Codec.RAW
+    with pytest.raises(Corrupt):
+        store.segments.check(bad)
+
+
+def test_a_damaged_parent_is_named_and_its_children_are_wrong(series: Series) -> None:
+    series.encode_all()
+    store = series.store
+    parent, child = family(series)
+    flip(store, parent)
+    store.reopen()
+    place = located(store.segments, parent)
+    for chunk in (parent, child):
+        with pytest.raises(Corrupt) as error:
+            store.segments.read(chunk)
+        assert error.value.place is not None
+        assert (error.value.place.file, error.value.place.offset) == (
+            segment_paths(place.segment)[0],
+            place.offset,
+        )
+        assert error.value.expected == chunk
+    assert place.segment in store.segments.suspect and place.segment in store.segments.damaged
+    suspects = [(one, located(store.segments, one)) for one in (parent, child)]
+    bad = find_bad(store.disk, suspects, store.segments.parents_of(suspects))
+    assert {one.chunk for one in bad} == {parent, child}
+    assert {(one.place.file, one.place.offset) for one in bad} == {
+        (segment_paths(place.segment)[0], place.offset)
+    }
+
+
+def test_a_chunk_whose_parent_is_gone_is_corrupt(series: Series) -> None:
+    series.encode_all()
+    store = series.store
+    parent, child = family(series)
+    change = Change()
+    change.delete(Table.CHUNK, parent)
+    store.index.apply(change)
+    with pytest.raises(Corrupt, match="is not in the index"):
+        store.segments.check(child)
+
+
+def test_a_writer_heals_a_chunk_that_cannot_be_decoded(series: Series) -> None:
+    series.encode_all()
+    store = series.store
+    victim = next(one for one in encoded_chunks(series, 2) if store.segments.parents.lineage(one))
+    flip(store, victim)
+    store.reopen()
+    with pytest.raises(Corrupt):
+        store.segments.read(victim)
+    again = store.store_bytes(SERIES[2][PATH], PATH)
+    assert store.read(again) == SERIES[2][PATH]
+    assert located(store.segments, victim).codec == Codec.RAW
+    store.reclaim()
+    store.reopen()
+    series.check()
+    check_tables(store)
+
+
+def test_a_dedup_hit_on_an_encoded_chunk_is_a_hit(series: Series) -> None:
+    series.encode_all()
+    store = series.store
+    store.now_ns += 30 * 24 * 3600 * 10**9
+    store.reopen()
+    before = store.segments.payload_bytes()
+    again = store.store_bytes(SERIES[1][PATH], PATH)
+    assert store.read(again) == SERIES[1][PATH]
+    assert store.segments.payload_bytes() == before
+    assert encoded_chunks(series, 1)
