@@ -33,7 +33,7 @@ MaybePath = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (status, verify, diff, scrub, du, gc):
+    for command in (status, verify, diff, scrub, du, gc, encode):
         app.command()(command)
 
 
@@ -156,6 +156,9 @@ def du(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> N
         return
     logical, unique, stored = (cast(int, answer[f"{key}_bytes"]) for key in ("logical", "unique", "stored"))
     say(f"logical {human_bytes(logical)}, unique {human_bytes(unique)}, stored {human_bytes(stored)}")
+    by_codec = cast("Mapping[str, Mapping[str, int]]", answer["by_codec"])
+    for codec, sums in by_codec.items() if by_codec.keys() - {"raw"} else ():
+        say(f"  {codec}: {human_bytes(sums['unique_bytes'])} in {human_bytes(sums['stored_bytes'])}")
 
 
 def gc(
@@ -174,3 +177,31 @@ def gc(
     with opened(path, store) as (source, inner):
         answer = cast("Mapping[str, object]", source.ask(messages.Gc(path=inner, dry_run=dry_run)))
     print_json(answer) if as_json else show_gc(answer)
+
+
+def encode(
+    path: MaybeVersion,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing, say how much would be looked at.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Store the saves of a unit smaller, without loss: all but the newest of each kind, or those of a version.
+
+    For the owner of the store. What was encoded reads as before, a little slower.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+
+    with opened(path, None) as (source, inner), progress_shown("encode") as on_progress:
+        request = messages.Encode(path=inner, dry_run=dry_run)
+        answer = cast("Mapping[str, object]", source.ask(request, on_progress))
+    if as_json:
+        print_json(answer)
+        return
+    looked_at, chunks = human_bytes(cast(int, answer["looked_at_bytes"])), answer["chunks"]
+    if dry_run:
+        say(f"{looked_at} in {chunks} chunks would be looked at")
+        return
+    plain, encoded = (human_bytes(cast(int, answer[key])) for key in ("plain_bytes", "encoded_bytes"))
+    say(f"{looked_at} in {chunks} chunks looked at, {plain} of it in {encoded} now")

@@ -36,15 +36,20 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 Days = Annotated[float, msgspec.Meta(gt=0, le=36_500)]
 
 
+After = Annotated[float, msgspec.Meta(ge=0, le=3e9)] | Literal["never"]
+
+
 class UnitPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[policy]]`: what of the units that the glob `path` names is kept, see store/retention.py.
-    Of several that match a unit the first holds. `versions = false`: none are made of them."""
+    Of several that match a unit the first holds. `versions = false`: none are made of them.
+    `encode_after_s`: as in Config, for these."""
 
     path: str
     keep_last: Count | None = None
     keep_days: Days | None = None
     keep_every: Count | None = None
     versions: bool = True
+    encode_after_s: After | None = None
 
     @property
     def retention(self) -> Policy:
@@ -79,10 +84,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     Every `scrub_every_days` all that is stored is read again and checked, at `scrub_rate_mib_s` MiB a
     second (0: never by itself). `digests`: whole-file digests are made of what versions hold, in the
-    background. `provenance`: versions say which processes wrote them. `metrics`: where Prometheus finds
-    the daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends in ".prom"
-    (for the node exporter's textfile collector); "" keeps none. Units stand in it by their ids, with
-    `metrics_names` by name. `remote`: where versions are copied to.
+    background. `provenance`: versions say which processes wrote them. Saves that are not the newest of
+    their kind are encoded, without loss, `encode_after_s` seconds after their version was made ("never": only
+    by `ckptfs encode`), `encode_rate_mib_s` MiB a second at most (0: as fast as it goes). `metrics`: where
+    Prometheus finds the daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends
+    in ".prom" (for the node exporter's textfile collector); "" keeps none. Units stand in it by their ids,
+    with `metrics_names` by name. `remote`: where versions are copied to.
     """
 
     settle_s: Seconds = 2.0
@@ -96,6 +103,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
     provenance: bool = True
+    encode_after_s: After = 3600.0
+    encode_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 64.0
     metrics: str = ""
     metrics_names: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"

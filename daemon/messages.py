@@ -185,6 +185,12 @@ class Gc(Request, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class Encode(Request, frozen=True, kw_only=True):
+    """Encode the saves of a unit that are not the newest, or those of a version; or say how much that is."""
+
+    dry_run: bool = False
+
+
 AnyRequest = (
     Status
     | Log
@@ -211,6 +217,7 @@ AnyRequest = (
     | Remotes
     | Pull
     | Gc
+    | Encode
 )
 KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))
 

@@ -27,6 +27,7 @@ from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.copying import Copying
 from ckptfs.daemon.digesting import Digesting
+from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, KeptSession, kept_fds, take_over
@@ -157,6 +158,7 @@ class Mount:
         )
         self._retainer = Retainer(parts.histories, self._sweeper, self._policies)
         self._scrubbing = self._make_scrubbing()
+        self._encoding = encoding_of(parts, config, self._policies, self._keeper.min_free_bytes, self._is_quiet)
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
         self._copying = Copying(
@@ -193,6 +195,7 @@ class Mount:
                 nursery.start_soon(keep_running, "retention", self._retainer.run)
                 nursery.start_soon(keep_running, "quarantine", self._quarantine.run)
                 nursery.start_soon(keep_running, "scrubbing", self._scrubbing.run)
+                nursery.start_soon(keep_running, "encoding", self._encoding.run)
                 if any(one.push for one in self._config.remote):
                     nursery.start_soon(keep_running, "copying", self._copying.run)
                 nursery.start_soon(self._metrics.run)
@@ -326,20 +329,23 @@ class Mount:
         )
         return Scrubbing(scrubber, parts.index, self._config)
 
+    def _is_quiet(self) -> bool:
+        """Whether nothing goes on that is more urgent than what is done in the background."""
+        return (
+            not self.face.scheduler.is_publishing
+            and not self.face.reading_ahead.is_busy
+            and self._parts.disk.space().available >= self._keeper.min_free_bytes()
+        )
+
     def _make_digesting(self) -> Digesting:
-        parts, scheduler, keeper = self._parts, self.face.scheduler, self._keeper
-        ahead = self.face.reading_ahead
+        parts = self._parts
         return Digesting(
             parts.index,
             parts.segments,
             parts.histories,
             self._digests,
             WholeFiles(parts.disk, parts.segments, trio.CapacityLimiter(1)),
-            lambda: (
-                not scheduler.is_publishing
-                and not ahead.is_busy
-                and parts.disk.space().available >= keeper.min_free_bytes()
-            ),
+            self._is_quiet,
         )
 
     def _make_metrics(self) -> Callable[[], Awaitable[None]] | None:
@@ -408,6 +414,7 @@ class Mount:
             RemoteService(
                 addresses, parts.histories, self._copying, Fetching(parts, self._copying), face.rollback
             ),
+            self._encoding.now,
         )
 
     def _make_unit(self, directory: int) -> None:
@@ -438,6 +445,7 @@ class Mount:
             digest_pending_bytes=self._digesting.pending_bytes if self._config.digests else None,
             scrub=self._scrubbing.status(),
             remotes=self._copying.status(),
+            encoding=self._encoding.status(),
         )
 
 

@@ -21,18 +21,18 @@ import trio
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.diffing import Differ
 from ckptfs.daemon.messages import Json
-from ckptfs.daemon.saved_files import Saved, way_into
+from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import UsageCount, nothing_there
 from ckptfs.daemon.verifying import Report, Verifier, worker_limiter
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
+from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import Fault, Finding, HistoryReport
 from ckptfs.store.history_proof import prove
-from ckptfs.store.ids import CidCodec, cid_text
+from ckptfs.store.ids import CidCodec, RecipeId, TreeId, cid_text
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.seal import Head, head_of
 from ckptfs.store.segments import Segments
@@ -58,6 +58,7 @@ class Facts:
     kernel_reads: int = 0
     scrub: Json = None
     remotes: Json = None
+    encoding: Json = None
 
 
 class Queries:
@@ -121,6 +122,7 @@ class Queries:
             "digest_pending_bytes": facts.digest_pending_bytes,
             "scrub": facts.scrub,
             "remotes": facts.remotes,
+            "encoding": facts.encoding,
             "key": None if (key := self._keyring.public) is None else key.fingerprint,
         }
 
@@ -212,6 +214,19 @@ class Queries:
         way = way_into(self._segments, record.top, address.inner)
         return Saved(b"/".join(address.inner), way[-1]) if len(way) > len(address.inner) else None
 
+    async def contents(self, record: VersionRecord) -> set[RecipeId]:
+        """The contents of all files of a version; Corrupt if a directory cannot be read."""
+
+        def refuse(path: bytes, tree: TreeId, error: Corrupt) -> None:
+            raise error
+
+        found: set[RecipeId] = set()
+        for saved in walk(self._segments, Saved(b"", record.top), refuse):
+            if saved.entry.recipe is not None:
+                found.add(saved.entry.recipe)
+            await trio.lowlevel.checkpoint()
+        return found
+
     async def usage(self, address: Address) -> Json:
         """What a version takes, or, if none is named, all versions and the live tree together."""
         count = UsageCount(self._disk, self._namespace, self._segments)
@@ -234,6 +249,10 @@ class Queries:
             "logical_bytes": usage.logical_bytes,
             "unique_bytes": usage.unique_bytes,
             "stored_bytes": usage.stored_bytes,
+            "by_codec": {
+                codec: {"unique_bytes": unique, "stored_bytes": stored}
+                for codec, (unique, stored) in sorted(usage.by_codec.items())
+            },
             "versions": len(records),
         }
 

@@ -40,6 +40,7 @@ class Policies:
     def configure(self, configured: Sequence[UnitPolicy]) -> None:
         """Other policies, from now on."""
         self._configured = [(one.retention, one.versions) for one in configured]
+        self._encode_after_s = [(one.retention, one.encode_after_s) for one in configured]
 
     @property
     def let_go(self) -> bool:
@@ -49,6 +50,12 @@ class Policies:
     def of(self, unit_name: bytes) -> Policy | None:
         """The policy of a unit, if it has one."""
         return next((policy for policy, _ in self._configured if policy.covers(unit_name)), None)
+
+    def encode_after_s(self, unit_name: bytes, default: float | str) -> float | None:
+        """How long after its version a save of a unit is encoded; None: never."""
+        said = next((after for policy, after in self._encode_after_s if policy.covers(unit_name)), None)
+        after_s = default if said is None else said
+        return after_s if isinstance(after_s, float) else None
 
     def is_off(self, unit_name: bytes) -> bool:
         """Whether no versions are wanted of a unit."""

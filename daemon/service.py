@@ -29,6 +29,7 @@ from ckptfs.fusefs.rollback import Wanted
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import ROOT_INO
 from ckptfs.store.units import Unit
 from ckptfs.store.version_names import check_tag
@@ -62,9 +63,11 @@ class Service:
         scrub: Callable[[Report], Awaitable[Json]],
         rotate_key: Callable[[], Awaitable[None]],
         remotes: RemoteService,
+        encode: Callable[[Unit, set[RecipeId] | None, Report, bool], Awaitable[Json]],
     ) -> None:
         """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
-        `scrub(report)` that to `scrub`; `rotate_key()` has all that follows signed with a new key."""
+        `scrub(report)` that to `scrub`, `encode(unit, contents, report, dry run)` that to `encode`;
+        `rotate_key()` has all that follows signed with a new key."""
         self._addresses = addresses
         self._queries = queries
         self._prover = prover
@@ -78,6 +81,7 @@ class Service:
         self._scrub = scrub
         self._rotate_key = rotate_key
         self._remotes = remotes
+        self._encode = encode
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
         """The result of a request by `peer`; a CkptfsError says why there is none."""
@@ -129,6 +133,9 @@ class Service:
                 record = self._addresses.record(address) if address.version is not None else None
                 self._rights.require_place(caller, address, record)
                 result = await self._queries.usage(address)
+            case messages.Encode():
+                self._rights.require_owner(caller)
+                result = await self._encoded(address, request, report)
             case messages.Unit():
                 result = self._named_unit(caller, address)
             case messages.Publish():
@@ -136,6 +143,16 @@ class Service:
             case _:
                 result = self._mark(caller, address, request)
         return result
+
+    async def _encoded(self, address: Address, request: messages.Encode, report: Report) -> Json:
+        if address.unit is None:
+            raise NotFound(f"{address.text} has no version yet; only what is in a version is encoded")
+        if not address.is_whole:
+            raise InvalidRequest(f"{address.text} is a part of a unit; name the unit, or one of its versions")
+        contents = None
+        if address.version is not None:
+            contents = await self._queries.contents(self._addresses.record(address))
+        return await self._encode(address.unit, contents, report, request.dry_run)
 
     async def _for_owner(
         self, request: messages.Gc | messages.Keys | messages.RotateKey | messages.Scrub, report: Report

@@ -12,7 +12,7 @@ versions never made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -21,6 +21,7 @@ from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound
 from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.segment_format import Codec, Location
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import staging_path
 
@@ -29,11 +30,19 @@ _SLICE = 256
 
 @dataclass(slots=True)
 class Usage:
-    """The three sums."""
+    """The three sums; `by_codec`: unique and stored bytes of the chunks that are stored so."""
 
     logical_bytes: int = 0
     unique_bytes: int = 0
     stored_bytes: int = 0
+    by_codec: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add_chunk(self, location: Location, unique: int) -> None:
+        """Count a chunk, of `unique` plain bytes."""
+        self.stored_bytes += location.stored
+        codec = Codec(location.codec).name.lower() if location.codec in set(Codec) else str(location.codec)
+        known = self.by_codec.get(codec, (0, 0))
+        self.by_codec[codec] = known[0] + unique, known[1] + location.stored
 
 
 class UsageCount:
@@ -118,7 +127,8 @@ class UsageCount:
             self._chunks.add(short)
             location = self._segments.locate(piece.chunk)
             self.usage.unique_bytes += piece.length
-            self.usage.stored_bytes += 0 if location is None else location.stored
+            if location is not None:
+                self.usage.add_chunk(location, piece.length)
 
 
 def nothing_there(text: str) -> NotFound:

@@ -26,6 +26,7 @@ from ckptfs.store.recipe import Recipe
 _STEP: Final = re.compile(
     r"(?<![a-z])(global_?steps?|steps?|iter(?:ation)?|checkpoint|ckpt|epoch)([-_=]?)\d{1,18}(?!\d)", re.I
 )
+_DIGITS: Final = re.compile(r"\d+$")
 _PREFIXES: Final = re.compile(
     r"^(?:(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_model|model|state_dict"
     r"|model_state_dict|net|ema|ema_model|shadow_params|params|app)\.)+"
@@ -77,6 +78,13 @@ class PlannedChunk:
 def path_key(path: str) -> str:
     """The path with every step in it left out: the same for one file of all saves of a run."""
     return _STEP.sub(r"\1\2#", path)
+
+
+@lru_cache(maxsize=_MEMORY)
+def path_step(path: str) -> int | None:
+    """The last step that a path names."""
+    found = [match[0] for match in _STEP.finditer(path)]
+    return int(_DIGITS.search(found[-1])[0]) if found else None  # type: ignore[index]
 
 
 @lru_cache(maxsize=_MEMORY)

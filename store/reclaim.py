@@ -35,6 +35,8 @@ from ckptfs.store.segment_format import (
 )
 from ckptfs.store.segments import Segments
 
+TRIED = b"tried:"
+"""META, with a recipe's id: everything of that file was looked at by the encoder."""
 _LOOKUPS_AT_ONCE = 512
 _KEPT_SHARE = 128
 FOREIGN_BYTES = 1 << 20
@@ -86,6 +88,8 @@ class Reclaim:
                 self._segments.parents.remove(change, chunk)
             if self._index.get(Table.DIGEST, chunk) is not None:
                 change.delete(Table.DIGEST, chunk)  # A recipe goes, and with it what is known of its file.
+            if self._index.get(Table.META, TRIED + chunk) is not None:
+                change.delete(Table.META, TRIED + chunk)
             payload, dead = lost.setdefault(location.segment, (0, set()))
             dead.add(chunk)
             lost[location.segment] = (payload + location.stored, dead)

@@ -1,0 +1,271 @@
+"""Encoding, as the daemon runs it: saves that are not the newest get smaller in the background, and at once
+when somebody asks.
+
+One rule: it is the last to get anything. One batch at a time, the earliest save first (what it may be encoded
+against comes before it); it rests while a version is being made, somebody reads what nobody has read before, or
+the disk is full, and its process runs only when nothing else wants the core.
+
+META `tried:` ‖ recipe id: all chunks of a content were looked at. Source: FORMAT.md, "Encoded segments".
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+
+import trio
+
+from ckptfs.daemon.config import Config
+from ckptfs.daemon.encoding_files import EncodingFiles, UnitFiles, raw_bytes
+from ckptfs.daemon.encoding_worker import EncodingWorker
+from ckptfs.daemon.messages import Json, Progress
+from ckptfs.daemon.open_store import OpenStore
+from ckptfs.daemon.retaining import Policies
+from ckptfs.store.encoding_plan import PlannedChunk
+from ckptfs.store.encoding_saves import SavedFile
+from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.histories import Histories
+from ckptfs.store.ids import RecipeId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.reclaim import TRIED
+from ckptfs.store.reencode import BATCH_BYTES, Encoding, Reencoder
+from ckptfs.store.scrub_run import Pace
+from ckptfs.store.segments import Segments
+from ckptfs.store.sweep import listed
+from ckptfs.store.units import Unit
+
+log = logging.getLogger(__name__)
+LOOK_EVERY_S = 2.0
+_AT_LATEST_S = 60.0
+_RETRY_S = 60.0
+_LEAST_FILE_BYTES = 32 << 10
+AfterS = Callable[[bytes], float | None]
+"""Of a unit by name: how long after its version a save is encoded; None: never."""
+
+
+class EncodingTask:
+    """Begins encodings when they are due, and answers those who ask. Belongs to the index thread.
+
+    `total` is what was done since the mount; `pending_bytes` what the last look found due, at most.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        histories: Histories,
+        reencoder: Reencoder,
+        after_s: AfterS,
+        bytes_s: float,
+        may_work: Callable[[], bool],
+        end: Callable[[], Awaitable[None]],
+        *,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`bytes_s`: so many plain bytes a second at most (0: as fast as it goes); `may_work` says whether
+        nothing more urgent goes on; `end` is called when there is nothing to do for a while."""
+        self._index = index
+        self._segments = segments
+        self._histories = histories
+        self._reencoder = reencoder
+        self._after_s = after_s
+        self._bytes_s = bytes_s
+        self._may_work = may_work
+        self._end = end
+        self._now_ns = now_ns
+        self._files = EncodingFiles(segments, histories)
+        self._one_at_a_time = trio.Lock()
+        self.total = Encoding()
+        self.pending_bytes = 0
+
+    async def run(self) -> None:
+        """Encode whatever is due, for ever; cancelled at shutdown."""
+        seen: tuple[int, int] | None = None
+        looked_at = float("-inf")
+        while True:
+            now = time.monotonic()
+            if (state := listed(self._histories)) != seen or now - looked_at >= _AT_LATEST_S:
+                seen, looked_at = state, now
+                try:
+                    await self.catch_up()
+                except (CkptfsError, OSError) as e:
+                    log.warning("saves are encoded later: %s", e)
+                    await trio.sleep(_RETRY_S)
+                finally:
+                    await self._finish()
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def catch_up(self) -> Encoding:
+        """Encode what is due of all units; what came of it. Durable when: this returned."""
+        done = Encoding()
+        pace = Pace(self._bytes_s)
+        for unit in self._histories.units():
+            after_s = self._after_s(unit.name)
+            if after_s is not None:
+                before_ns = self._now_ns() - int(after_s * 1e9)
+                await self._unit(unit, partial(_is_before, before_ns), pace, done, None)
+        return done
+
+    async def now(
+        self,
+        unit: Unit,
+        contents: set[RecipeId] | None,
+        report: Callable[[Progress], None],
+        dry_run: bool,
+    ) -> Json:
+        """`ckptfs encode`: those of `contents` (None: of all) that are not the newest of their kind."""
+
+        def chosen(file: SavedFile) -> bool:
+            return contents is None or file.recipe in contents
+
+        if dry_run:
+            return _row(await self._survey(unit, chosen), dry_run=True)
+        done = Encoding()
+        try:
+            await self._unit(unit, chosen, Pace(0), done, report)
+        finally:
+            await self._finish()
+        return _row(done, dry_run=False)
+
+    def status(self) -> Json:
+        """The key `encoding` of `status`."""
+        total = self.total
+        return {
+            "pending_bytes": self.pending_bytes,
+            "plain_bytes": total.encoded_plain_bytes,
+            "encoded_bytes": total.encoded_bytes,
+        }
+
+    async def _unit(
+        self,
+        unit: Unit,
+        chosen: Callable[[SavedFile], bool],
+        pace: Pace,
+        done: Encoding,
+        report: Callable[[Progress], None] | None,
+    ) -> None:
+        async with self._one_at_a_time:
+            files = await self._files.of_unit(unit.unit)
+            due = self._due(files, chosen)
+            total = self.pending_bytes = sum(file.size for file in due)
+            for save in files.saves:
+                if not any(file in due for file in save.files.values()):
+                    continue
+                for file, planned in await self._files.planned(files, save, due.__contains__):
+                    if report is None:
+                        await self._rest()
+                    await self._file(file, planned, pace, done)
+                    self.pending_bytes -= file.size
+                    if report is not None:
+                        report(Progress(done=total - self.pending_bytes, total=total))
+            self.pending_bytes = 0
+
+    def _due(self, files: UnitFiles, chosen: Callable[[SavedFile], bool]) -> set[SavedFile]:
+        return {
+            file
+            for save in files.saves
+            for file in save.files.values()
+            if file.size >= _LEAST_FILE_BYTES
+            and file.recipe not in files.newest
+            and chosen(file)
+            and self._segments.locate(file.recipe) is not None
+            and self._index.get(Table.META, TRIED + file.recipe) is None
+        }
+
+    async def _file(
+        self, file: SavedFile, planned: Sequence[PlannedChunk], pace: Pace, done: Encoding
+    ) -> None:
+        try:
+            for batch in _batches(planned):
+                one = await self._reencoder.encode(batch)
+                done.add(one)
+                self.total.add(one)
+                await pace.spent(one.plain_bytes)
+        except Corrupt as e:
+            log.error("%s is not encoded: %s", file.path, e)
+            return
+        if self._segments.locate(file.recipe) is not None:
+            change = Change()
+            change.put(Table.META, TRIED + file.recipe, b"")
+            self._index.apply(change)
+
+    async def _survey(self, unit: Unit, chosen: Callable[[SavedFile], bool]) -> Encoding:
+        """What would be looked at."""
+        found = Encoding()
+        async with self._one_at_a_time:
+            files = await self._files.of_unit(unit.unit)
+            due = self._due(files, chosen)
+            for save in files.saves:
+                if any(file in due for file in save.files.values()):
+                    for _, planned in await self._files.planned(files, save, due.__contains__):
+                        found.chunks += len(planned)
+                        found.plain_bytes += raw_bytes(self._segments, planned)
+        return found
+
+    async def _finish(self) -> None:
+        """Nothing is to be done for a while, unless somebody else is at it: then he comes here in the end."""
+        with trio.CancelScope(shield=True):
+            if not self._one_at_a_time.locked():
+                await self._end()
+
+    async def _rest(self) -> None:
+        while not self._may_work():
+            await trio.sleep(LOOK_EVERY_S)
+
+
+def encoding_of(
+    parts: OpenStore,
+    config: Config,
+    policies: Policies,
+    min_free_bytes: Callable[[], int],
+    may_work: Callable[[], bool],
+) -> EncodingTask:
+    """The task of a mount, with a process of its own that encodes."""
+    worker = EncodingWorker(parts.disk)
+
+    def after_s(name: bytes) -> float | None:
+        said = policies.encode_after_s(name, config.encode_after_s)
+        # Where room gets short, at once: history is encoded before any of it has to go.
+        is_short = parts.disk.space().available < 2 * min_free_bytes()
+        return 0.0 if said is not None and is_short else said
+
+    return EncodingTask(
+        parts.index,
+        parts.segments,
+        parts.histories,
+        Reencoder(parts.disk, parts.index, parts.segments, parts.ingest.committer, worker.run),
+        after_s,
+        config.encode_rate_mib_s * (1 << 20),
+        may_work,
+        worker.close,
+    )
+
+
+def _is_before(limit_ns: int, file: SavedFile) -> bool:
+    return file.time_ns <= limit_ns
+
+
+def _batches(planned: Sequence[PlannedChunk]) -> Iterator[list[PlannedChunk]]:
+    batch: list[PlannedChunk] = []
+    size = 0
+    for one in planned:
+        batch.append(one)
+        size += one.length
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _row(done: Encoding, *, dry_run: bool) -> Json:
+    return {
+        "dry_run": dry_run,
+        "chunks": done.chunks,
+        "looked_at_bytes": done.plain_bytes,
+        "encoded_chunks": done.encoded_chunks,
+        "plain_bytes": done.encoded_plain_bytes,
+        "encoded_bytes": done.encoded_bytes,
+    }

@@ -1,0 +1,169 @@
+"""What a unit's history has to encode: its files by save, and each chunk with what it may be encoded against.
+
+One rule: what is read here is only looked at; the newest file of each kind, and what it shares with others,
+is left out.
+
+Belongs to the index thread; headers are parsed in a worker thread, since one that is large or hostile takes
+seconds. Source: FORMAT.md, "Encoded segments"; store/encoding_plan.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import trio
+
+from ckptfs.daemon.saved_files import Saved, walk
+from ckptfs.store.encoding_plan import Candidates, PlannedChunk, Save, match_save, plan_file
+from ckptfs.store.encoding_saves import SavedFile, SavedFiles, group_saves, newest_files
+from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.formats import Layout, Reader, parse
+from ckptfs.store.histories import Histories
+from ckptfs.store.ids import RecipeId, TreeId, UnitId
+from ckptfs.store.ingest_job import DistantReader, ask
+from ckptfs.store.lru import Lru
+from ckptfs.store.recipe import Recipe
+from ckptfs.store.segments import Segments
+
+_NEAREST_SAVES = 4
+_KNOWN_TENSORS = 1 << 18
+_SLICE_PIECES = 1024
+
+
+@dataclass(slots=True)
+class UnitFiles:
+    """The files of a unit's versions, the earliest save first. `newest` are the contents that are the newest
+    of their kind, `shared` the first 8 bytes of their chunks' ids."""
+
+    saves: list[SavedFiles] = field(default_factory=list)
+    newest: set[RecipeId] = field(default_factory=set)
+    shared: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What of a unit was walked: up to which version."""
+
+    version: int = 0
+    files: list[SavedFile] = field(default_factory=list)
+    contents: set[tuple[str, RecipeId]] = field(default_factory=set)
+    trees: set[tuple[bytes, TreeId]] = field(default_factory=set)
+    found: UnitFiles = field(default_factory=UnitFiles)
+
+
+class EncodingFiles:
+    """Answers for all units of a store, and remembers what it walked."""
+
+    def __init__(self, segments: Segments, histories: Histories) -> None:
+        self._segments = segments
+        self._histories = histories
+        self._known: dict[UnitId, _Known] = {}
+        self._layouts: Lru[RecipeId, Layout | None] = Lru(_KNOWN_TENSORS)
+
+    async def of_unit(self, unit: UnitId) -> UnitFiles:
+        """What there is of a unit now."""
+        known = self._known.setdefault(unit, _Known())
+        before = known.version
+        for number in self._histories.numbers(unit):
+            if number > known.version:
+                await self._take(unit, number, known)
+        if known.version != before:
+            files = known.files
+            saves, newest = await trio.to_thread.run_sync(lambda: (group_saves(files), newest_files(files)))
+            known.found = UnitFiles(saves, newest, await self._chunks_of(newest))
+        return known.found
+
+    async def _take(self, unit: UnitId, number: int, known: _Known) -> None:
+        record = self._histories.version(unit, number)
+        known.version = number
+        if record is None:
+            return
+        for saved in walk(self._segments, Saved(b"", record.top), lambda *_: None, known.trees):
+            entry, path = saved.entry, os.fsdecode(saved.path)
+            if entry.recipe is not None and (path, entry.recipe) not in known.contents:
+                known.contents.add((path, entry.recipe))
+                known.files.append(SavedFile(path, entry.recipe, entry.size, number, record.time_ns))
+            await trio.lowlevel.checkpoint()
+
+    async def _chunks_of(self, recipes: Iterable[RecipeId]) -> set[bytes]:
+        found: set[bytes] = set()
+        for recipe in recipes:
+            with suppress(Corrupt):
+                for at, chunk in enumerate(self._recipe(recipe).chunks()):
+                    found.add(chunk[:8])
+                    if at % _SLICE_PIECES == 0:
+                        await trio.lowlevel.checkpoint()
+        return found
+
+    async def planned(
+        self, files: UnitFiles, save: SavedFiles, chosen: Callable[[SavedFile], bool]
+    ) -> list[tuple[SavedFile, list[PlannedChunk]]]:
+        """The chosen files of a save, and all their chunks that may be encoded; what may be the cast of
+        others comes behind them."""
+        at = next(number for number, one in enumerate(files.saves) if one is save)
+        kin = [one for one in reversed(files.saves[:at]) if (one.step is None) == (save.step is None)]
+        saves = [save, *kin[:_NEAREST_SAVES]]
+        looked_at = [Save(one.step, one.number, await self._layouts_of(one)) for one in saves]
+        candidates = match_save(looked_at[0], looked_at[1:])
+        recipe_of: dict[tuple[int, str], Recipe] = {}
+        for number, other in enumerate(saves):
+            for path, one in other.files.items():
+                if path in looked_at[number].files or not number:
+                    # What cannot be read is left alone; a reader or a scrub says what is wrong with it.
+                    with suppress(Corrupt):
+                        recipe_of[number, path] = self._recipe(one.recipe)
+        found: list[tuple[SavedFile, list[PlannedChunk]]] = []
+        for path, one in save.files.items():
+            if chosen(one) and (0, path) in recipe_of:
+                by_name = {name: names for (where, name), names in candidates.items() if where == path}
+                planned = self._plan(recipe_of, looked_at[0], path, by_name)
+                found.append((one, [chunk for chunk in planned if chunk.chunk[:8] not in files.shared]))
+            await trio.lowlevel.checkpoint()
+        return sorted(found, key=lambda pair: any(chunk.cast_of for chunk in pair[1]))
+
+    def _plan(
+        self, recipe_of: dict[tuple[int, str], Recipe], save: Save, path: str, by_name: dict[str, Candidates]
+    ) -> list[PlannedChunk]:
+        planned = plan_file(recipe_of[0, path], save.files.get(path), by_name, recipe_of)
+        return sorted(planned, key=lambda chunk: bool(chunk.cast_of))
+
+    async def _layouts_of(self, save: SavedFiles) -> dict[str, Layout]:
+        found: dict[str, Layout] = {}
+        for path, one in save.files.items():
+            if self._segments.locate(one.recipe) is None:
+                continue
+            layout = self._layouts.get(one.recipe)
+            if layout is None:
+                layout = await trio.to_thread.run_sync(self._parsed, save, one)
+                self._layouts.put(one.recipe, layout, 1 + (len(layout.tensors) if layout is not None else 0))
+            if layout is not None:
+                found[path] = layout
+        return found
+
+    def _parsed(self, save: SavedFiles, one: SavedFile) -> Layout | None:
+        """In a worker thread; the bytes come from the index thread."""
+        folder = one.path.rpartition("/")[0]
+
+        def sibling(name: str) -> Reader | None:
+            other = save.files.get(f"{folder}/{name}" if folder else name)
+            return None if other is None else self._reader(other.recipe)
+
+        try:
+            return parse(self._reader(one.recipe), one.path, sibling)
+        except (CkptfsError, OSError):
+            return None  # It is encoded as bytes of any kind, or a reader says what is wrong with it.
+
+    def _reader(self, recipe: RecipeId) -> Reader:
+        return DistantReader(ask(lambda: self._segments.file_reader(self._recipe(recipe))))
+
+    def _recipe(self, identity: RecipeId) -> Recipe:
+        return self._segments.read_recipe(identity)
+
+
+def raw_bytes(segments: Segments, planned: Sequence[PlannedChunk]) -> int:
+    """How many bytes of these chunks are stored raw."""
+    places = segments.locate_many({one.chunk for one in planned})
+    return int(places.rows["stored"][places.rows["codec"] == 0].sum(dtype=int))
