@@ -186,7 +186,7 @@ def encode(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Store the saves of a unit smaller, without loss: all but the newest of each kind, or those of a version.
+    """Store the saves of a unit smaller, without loss: all but the newest of each kind, or a version's.
 
     For the owner of the store. What was encoded reads as before, a little slower.
     """

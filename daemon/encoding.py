@@ -1,9 +1,9 @@
 """Encoding, as the daemon runs it: saves that are not the newest get smaller in the background, and at once
 when somebody asks.
 
-One rule: it is the last to get anything. One batch at a time, the earliest save first (what it may be encoded
-against comes before it); it rests while a version is being made, somebody reads what nobody has read before, or
-the disk is full, and its process runs only when nothing else wants the core.
+One rule: it is the last to get anything. One batch at a time, the earliest save first (what it may be
+encoded against comes before it); it rests while a version is being made, somebody reads what nobody has read
+before, or the disk is full, and its process runs only when nothing else wants the core.
 
 META `tried:` ‖ recipe id: all chunks of a content were looked at. Source: FORMAT.md, "Encoded segments".
 """
@@ -58,7 +58,7 @@ class EncodingTask:
         histories: Histories,
         reencoder: Reencoder,
         after_s: AfterS,
-        bytes_s: float,
+        bytes_s: Callable[[], float],
         may_work: Callable[[], bool],
         end: Callable[[], Awaitable[None]],
         *,
@@ -100,7 +100,7 @@ class EncodingTask:
     async def catch_up(self) -> Encoding:
         """Encode what is due of all units; what came of it. Durable when: this returned."""
         done = Encoding()
-        pace = Pace(self._bytes_s)
+        pace = Pace(self._bytes_s())
         for unit in self._histories.units():
             after_s = self._after_s(unit.name)
             if after_s is not None:
@@ -217,16 +217,16 @@ class EncodingTask:
 
 def encoding_of(
     parts: OpenStore,
-    config: Config,
+    config: Callable[[], Config],
     policies: Policies,
     min_free_bytes: Callable[[], int],
     may_work: Callable[[], bool],
 ) -> EncodingTask:
-    """The task of a mount, with a process of its own that encodes."""
+    """The task of a mount, with a process of its own that encodes; `config` is what holds at that moment."""
     worker = EncodingWorker(parts.disk)
 
     def after_s(name: bytes) -> float | None:
-        said = policies.encode_after_s(name, config.encode_after_s)
+        said = policies.encode_after_s(name, config().encode_after_s)
         # Where room gets short, at once: history is encoded before any of it has to go.
         is_short = parts.disk.space().available < 2 * min_free_bytes()
         return 0.0 if said is not None and is_short else said
@@ -237,7 +237,7 @@ def encoding_of(
         parts.histories,
         Reencoder(parts.disk, parts.index, parts.segments, parts.ingest.committer, worker.run),
         after_s,
-        config.encode_rate_mib_s * (1 << 20),
+        lambda: config().encode_rate_mib_s * (1 << 20),
         may_work,
         worker.close,
     )

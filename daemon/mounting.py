@@ -158,7 +158,9 @@ class Mount:
         )
         self._retainer = Retainer(parts.histories, self._sweeper, self._policies)
         self._scrubbing = self._make_scrubbing()
-        self._encoding = encoding_of(parts, config, self._policies, self._keeper.min_free_bytes, self._is_quiet)
+        self._encoding = encoding_of(
+            parts, lambda: self._config, self._policies, self._keeper.min_free_bytes, self._is_quiet
+        )
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
         self._copying = Copying(

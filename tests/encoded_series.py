@@ -27,14 +27,16 @@ PATH = "model.safetensors"
 BFLOAT16 = "export.safetensors"
 
 
-def saves(count: int, *, values: int = 160_000, seed: int = 1) -> list[dict[str, bytes]]:
+def saves(
+    count: int, *, values: int = 160_000, counters: int = 20_000, seed: int = 1
+) -> list[dict[str, bytes]]:
     """The files of so many saves: float32 weights, a counter, and the weights' cast to bfloat16."""
     draw = np.random.default_rng(seed)
     weights = draw.standard_normal(values, np.float32)
     found = []
     for step in range(count):
         weights = weights + draw.standard_normal(values, np.float32) * np.float32(1e-4)
-        counter = np.arange(20_000, dtype=np.int64) + step
+        counter = np.arange(counters, dtype=np.int64) + step
         exported = (weights.view(np.uint32) + 0x7FFF + (weights.view(np.uint32) >> 16 & 1) >> 16).astype(
             "<u2"
         )

@@ -19,6 +19,7 @@ from pyfuse3 import FUSEError
 from reopened import face_on, look_at, version_outlines
 from truth import FILE, Content, Node, Op, State, Truth, Version, after, outline
 
+from ckptfs.daemon.encoding import EncodingTask
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.fusefs.mutations import RENAME_EXCHANGE
@@ -27,6 +28,7 @@ from ckptfs.fusefs.rollback import Wanted
 from ckptfs.store.errors import CkptfsError, NotFound, ReadOnly
 from ckptfs.store.ids import UnitId
 from ckptfs.store.inode import ROOT_INO
+from ckptfs.store.reencode import Reencoder
 from ckptfs.store.sweep import Sweeper
 
 CTX = SimpleNamespace(uid=0, gid=0, pid=os.getpid(), umask=0o022)
@@ -56,6 +58,17 @@ class FaceClient:
             parts.histories,
             parts.ingest.reclaim,
             self.face.open_recipes,
+        )
+        committer = parts.ingest.committer
+        self.encoding = EncodingTask(
+            parts.index,
+            parts.segments,
+            parts.histories,
+            Reencoder(parts.disk, parts.index, parts.segments, committer),
+            lambda unit_name: 0.0,
+            lambda: 0.0,
+            lambda: True,
+            trio.lowlevel.checkpoint,
         )
         self.handles.clear()
 
@@ -282,6 +295,11 @@ class FaceClient:
         """What the daemon does every few seconds."""
         self.log.mark("reclaim")
         await self._background("reclaim", self.parts.ingest.reclaim.execute)
+
+    async def encode(self) -> None:
+        """What the daemon does with saves that are not the newest."""
+        self.log.mark("encode")
+        await self._background("encode", self.encoding.catch_up)
 
     async def flush(self) -> None:
         """What the daemon does for files that nobody syncs."""

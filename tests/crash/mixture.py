@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import trio
+from encoded_series import PATH, saves
 from faceclient import FaceClient
 from small_store import safetensors
 from truth import FILE, FOLDER, LINK
@@ -18,15 +19,18 @@ _PIECE_BYTES = 64 << 10
 _MOST_LARGE = 4
 _MOST_HANDLES = 3
 _MOST_BYTES = 3 << 20
+WEIGHTS = [save[PATH] for save in saves(6, values=12_000, counters=1000)]
 Move = Callable[[], Awaitable[None]]
 
 
 class Mixture:
-    """Makes calls on a client, `units` only if that is given. `large` counts the large files."""
+    """Makes calls on a client, `units` only if that is given. `large` counts the large files, `weights` the
+    saves of one run."""
 
     def __init__(self, client: FaceClient, chance: random.Random) -> None:
         self.client, self.chance = client, chance
         self.large = 0
+        self.weights = 0
         self.units: Sequence[str] = UNITS
         self._names = 0
 
@@ -70,6 +74,7 @@ class Mixture:
             (2, self._close),
             (3, self._large_file),
             (2, self._log),
+            (2, self._save_weights),
         ]
         weights, made = zip(*moves, strict=True)
         await self.chance.choices(made, weights)[0]()
@@ -85,6 +90,7 @@ class Mixture:
             (1, self._forget),
             (3, self._roll_back),
             (2, self.client.collect),
+            (2, self.client.encode),
         ]
         weights, made = zip(*moves, strict=True)
         await self.chance.choices(made, weights)[0]()
@@ -108,6 +114,21 @@ class Mixture:
             return
         self.large += 1
         await self.save(self._new_name(), self._model(), synced=self.chance.random() < 0.3)
+
+    async def _save_weights(self) -> None:
+        """The next save of a run: there is something to encode then, against the one before."""
+        if self.weights >= len(WEIGHTS) or self._total() > _MOST_BYTES:
+            await self._write()
+            return
+        payload, temporary = WEIGHTS[self.weights], "run1/weights.tmp"
+        if "run1" not in self.client.truth.state.names or temporary in self.client.truth.state.names:
+            return
+        self.weights += 1
+        await self.save(temporary, payload, synced=self.chance.random() < 0.3)
+        if temporary in self.client.truth.state.names:
+            await self.client.rename(temporary, "run1/weights.safetensors")
+        if self.chance.random() < 0.7:
+            await self.client.publish("run1")
 
     async def _write(self) -> None:
         key = await self._opened()

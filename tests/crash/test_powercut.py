@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
+from encoded_series import saves
 from faceclient import FaceClient
 from mounting import memory_folder
 from powercut import Cutter, cut_run
-from recording_run import record_script
+from recording_run import Run, record_script
+
+from ckptfs.store.ids import UnitId
 
 SHARE = 0.08
 KINDS = ("kill", "synced", "names", "bytes", "torn512", "any")
@@ -123,6 +127,42 @@ def test_a_case_that_once_lost_something(script: Script) -> None:
                 cutter.tally.findings = []
         assert findings == [], "\n".join(findings)
         assert sum(cutter.tally.points.values()) > 10
+
+
+async def encoded_and_let_go(client: FaceClient) -> None:
+    """Saves are encoded against each other, raw bytes go, a parent is forgotten, and so on."""
+    await client.mkdir("run0")
+    for number, save in enumerate(saves(4, values=20_000, counters=3000)):
+        for path, payload in save.items():
+            key = await client.create(f"run0/{path}.tmp")
+            assert key is not None
+            await client.write(key, 0, payload)
+            await client.close(key)
+            await client.rename(f"run0/{path}.tmp", f"run0/{path}")
+        await client.publish("run0")
+        if number:
+            await client.encode()
+            await client.reclaim()
+            await client.commit()
+            await client.reclaim()
+    assert client.encoding.total.encoded_chunks > 5
+    oldest = min(client.truth.versions)
+    await client.forget(UnitId(oldest[0]), oldest[1])
+    await client.collect()
+
+
+@pytest.fixture(scope="module")
+def encoded_run() -> Run:
+    return record_script("encoded", encoded_and_let_go)
+
+
+def test_no_raw_byte_goes_before_its_encoding_is_committed_and_synced(encoded_run: Run, seed: int) -> None:
+    """Wherever the process or the power ends: every version that was listed has its bytes."""
+    assert encoded_run.findings == []
+    with memory_folder() as memory:
+        tally = Cutter(replace(encoded_run, seed=f"encoded {seed}"), str(memory), 0.12).cut_everywhere()
+    assert tally.findings == [], "\n".join(tally.findings)
+    assert sum(tally.points.values()) > 50
 
 
 async def pinned_under_a_name_in_its_own_unit(client: FaceClient) -> None:

@@ -20,7 +20,9 @@ from ckptfs.daemon.service import Service
 from ckptfs.fusefs.rollback import Rolled, Wanted
 from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NotFound, NotPermitted
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import RecipeId
 from ckptfs.store.signing import SigningKey
+from ckptfs.store.units import Unit
 
 NEW_KEY = SigningKey(b"n" * 32)
 OWNER, MINE, OTHER = (Caller(uid, frozenset({uid})) for uid in (500, 1001, 1002))
@@ -96,6 +98,13 @@ def world(filled_store: FilledStore) -> World:
     async def rotate() -> None:
         filled_store.keyring.signing = NEW_KEY
 
+    async def encode(unit: Unit, contents: set[RecipeId] | None, report: Report, dry_run: bool) -> Json:
+        return {
+            "unit": unit.text,
+            "contents": None if contents is None else len(contents),
+            "dry_run": dry_run,
+        }
+
     rights = Rights(
         filled_store.namespace,
         filled_store.segments,
@@ -118,6 +127,7 @@ def world(filled_store: FilledStore) -> World:
         collect,
         scrub,
         rotate,
+        encode,
     )
     return World(filled_store, service, above, made_units, rolling_back)
 
@@ -277,12 +287,18 @@ def test_a_rollback_of_what_is_no_unit_is_refused(world: World) -> None:
 def test_the_rest_is_the_owners(world: World) -> None:
     for request in (
         messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc(), messages.Scrub(),
+        messages.Encode(path="/open"),
     ):  # fmt: skip
         assert world.refused(MINE, request) is NotPermitted
     assert world.refused(MINE, messages.Seal(path="/open/x@1")) is NotPermitted
     assert answered(world.ask(OWNER, messages.Seal(path="/open/x@1")))["path"] == "x"
     assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES, "dry_run": False}
     assert world.ask(OWNER, messages.Scrub()) == {"corrupt": []}
+    whole = world.ask(OWNER, messages.Encode(path="/open"))
+    assert whole == {"unit": "open", "contents": None, "dry_run": False}
+    named = world.ask(OWNER, messages.Encode(path="/open@1", dry_run=True))
+    assert named == {"unit": "open", "contents": 2, "dry_run": True}
+    assert world.refused(OWNER, messages.Encode(path="/open/d")) is InvalidRequest
     world.ask(ROOT, messages.Forget(path="/open@1"))
     assert world.ask(ROOT, messages.Log(path="/open")) == []
 

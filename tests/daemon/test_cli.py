@@ -72,7 +72,24 @@ VERDICT: dict[str, Json] = {"number": 3, "name": "v3", "checked_bytes": 2048, "c
 ANSWERS: dict[type, Json] = {
     messages.Log: [VERSION],
     messages.Status: STATUS,
-    messages.Du: {"logical_bytes": 4096, "unique_bytes": 2048, "stored_bytes": 1024, "versions": 1},
+    messages.Du: {
+        "logical_bytes": 4096,
+        "unique_bytes": 2048,
+        "stored_bytes": 1024,
+        "by_codec": {
+            "delta": {"unique_bytes": 1536, "stored_bytes": 512},
+            "raw": {"unique_bytes": 512, "stored_bytes": 512},
+        },
+        "versions": 1,
+    },
+    messages.Encode: {
+        "dry_run": False,
+        "chunks": 3,
+        "looked_at_bytes": 4096,
+        "encoded_chunks": 2,
+        "plain_bytes": 2048,
+        "encoded_bytes": 1024,
+    },
     messages.Diff: {"before": "v1", "after": "v2", "files": []},
     messages.Unit: {"name": "a/b"},
     messages.Head: [{"unit": "run", "number": 3, "head": "3:00", "link": "00", "key": None}],
@@ -205,6 +222,8 @@ def test_the_request_of_every_command(
         (("keys", "rotate", run), messages.RotateKey(path="/run")),
         (("du", str(daemon.mountpoint)), messages.Du(path="/")),
         (("du", f"{daemon.mountpoint}@latest"), messages.Du(path="/@latest")),
+        (("encode", run), messages.Encode(path="/run")),
+        (("encode", f"{run}@1", "--dry-run"), messages.Encode(path="/run@1", dry_run=True)),
         (("gc",), messages.Gc(path="/")),
         (("gc", "--dry-run"), messages.Gc(path="/", dry_run=True)),
         (("status",), messages.Status(path="/")),
@@ -238,7 +257,9 @@ def test_text_for_people(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> 
     for word in ("plain (because)", "1.5 KiB", "5.0 GiB", "run\\x1b[31m"):
         assert word in status
     assert "\x1b" not in status
-    assert "4.0 KiB" in said(capsys, 0, "du", run)
+    usage = said(capsys, 0, "du", run)
+    assert "4.0 KiB" in usage and "delta: 1.5 KiB in 512 B" in usage
+    assert "4.0 KiB in 3 chunks looked at, 2.0 KiB of it in 1.0 KiB now" in said(capsys, 0, "encode", run)
     collected = said(capsys, 0, "gc", "--dry-run")
     for word in (
         "1.0 KiB would be given back, 1 versions would be forgotten",
