@@ -134,8 +134,7 @@ class Service:
                 self._rights.require_place(caller, address, record)
                 result = await self._queries.usage(address)
             case messages.Encode():
-                self._rights.require_owner(caller)
-                result = await self._encoded(address, request, report)
+                result = await self._encoded(caller, address, request, report)
             case messages.Unit():
                 result = self._named_unit(caller, address)
             case messages.Publish():
@@ -144,7 +143,10 @@ class Service:
                 result = self._mark(caller, address, request)
         return result
 
-    async def _encoded(self, address: Address, request: messages.Encode, report: Report) -> Json:
+    async def _encoded(
+        self, caller: Caller, address: Address, request: messages.Encode, report: Report
+    ) -> Json:
+        self._rights.require_owner(caller)
         if address.unit is None:
             raise NotFound(f"{address.text} has no version yet; only what is in a version is encoded")
         if not address.is_whole:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import trio
 
+from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.history import VersionRecord
@@ -92,11 +93,12 @@ async def read_chunks(disk: Disk, segments: Segments, places: Places) -> list[tu
 
 def _read(disk: Disk, places: Places) -> list[bytes | None]:
     files = SegmentFiles(disk)
+    chunks = ChunkFiles(files, places.parents.get)
     found: list[bytes | None] = []
     try:
         for at, chunk in enumerate(places.chunks):
             try:
-                found.append(files.read_verified(chunk, places.location(at)))
+                found.append(chunks.read(chunk, places.location(at)))
             except Corrupt:
                 found.append(None)
     finally:

@@ -26,6 +26,7 @@ from encoded_series import (
 from small_store import SmallStore, memory_or
 
 from ckptfs.store import reading_ahead
+from ckptfs.store.bad_chunks import PlaceHasher
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.histories import Histories
@@ -286,11 +287,14 @@ def test_a_small_read_does_not_wait_for_what_is_planned_ahead(
     real = reading_ahead._hash_or_decode
 
     def hold_up(
-        disk: Disk, suspects: Sequence[Suspect], parents: Mapping[ChunkId, Location]
+        disk: Disk,
+        suspects: Sequence[Suspect],
+        parents: Mapping[ChunkId, Location],
+        hasher: PlaceHasher | None,
     ) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
         if len(suspects) > 1:
             waited.append(is_answered.wait(30))
-        return real(disk, suspects, parents)
+        return real(disk, suspects, parents, hasher)
 
     monkeypatch.setattr(reading_ahead, "_hash_or_decode", hold_up)
 
