@@ -1,7 +1,7 @@
 """What extract.py needs beside itself where chunks are encoded: FORMAT.md, "Encoded chunks", once more.
 
-One rule: as extract.py, it imports nothing of ckptfs, and shares no code with `store/codecs`. It needs zstd,
-from Python 3.14 or the `zstandard` package; with numpy it is a hundred times as fast.
+One rule: as extract.py, it imports nothing of ckptfs, and shares no code with `store/codecs`. It needs zstd
+(Python 3.14 has it, else the `zstandard` package); with numpy it is a hundred times as fast.
 """
 
 from __future__ import annotations

@@ -127,6 +127,7 @@ def world(filled_store: FilledStore) -> World:
         collect,
         scrub,
         rotate,
+        cast(Any, None),  # no test here asks for a remote
         encode,
     )
     return World(filled_store, service, above, made_units, rolling_back)
