@@ -1,9 +1,9 @@
-"""A process that encodes batches of chunks: `python -m ckptfs.daemon.encode_process STORE`.
+"""A process that encodes batches of chunks: `python -m ckptfs.daemon.encode_process STORE PARENT`.
 
 One rule: it changes nothing but the one new segment of its batch, and runs when nothing else wants the core.
 
-Started by encoding_worker.py. On stdin comes one batch at a time, on stdout goes what came of it: u32 length,
-then MessagePack.
+Started by encoding_worker.py, PARENT being that daemon. On stdin comes one batch at a time, on stdout goes
+what came of it: u32 length, then MessagePack.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ckptfs.daemon.encode_orphan import hold_store
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch, encode_batch
 from ckptfs.store.errors import CkptfsError, Corrupt, NoSpace
@@ -43,6 +44,8 @@ def main() -> None:
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     disk = Disk(sys.argv[1])
+    if not hold_store(disk, int(sys.argv[2])):
+        return
     while (request := _received(sys.stdin.buffer)) is not None:
         reply = msgspec.msgpack.encode(_encoded(disk, _batches.decode(request)))
         sys.stdout.buffer.write(LENGTH.pack(len(reply)) + reply)

@@ -75,7 +75,7 @@ class EncodingWorker:
     async def _started(self) -> trio.Process:
         return await trio.lowlevel.open_process(
             # Never looked for below the working directory, which may lie in the mount.
-            [sys.executable, "-P", "-m", "ckptfs.daemon.encode_process", self._disk.root],
+            [sys.executable, "-P", "-m", "ckptfs.daemon.encode_process", self._disk.root, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",

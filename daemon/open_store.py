@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from ckptfs.daemon.encode_orphan import end_orphan
 from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
@@ -69,6 +70,7 @@ def opened_store(
     with ExitStack() as stack:
         lock = StoreLock(disk, Holder(os.getpid(), mountpoint, socket))
         stack.callback(lock.release)
+        end_orphan(disk)
         keyring = load_keys()
         if keyring.signing is not None:
             add_ro_compat(disk, SEALS)

@@ -81,6 +81,7 @@ from ckptfs.store.signing import SigningKey, public_key_of, signing_key_of
 from ckptfs.store.tree import decode_tree
 from ckptfs.store.units import Unit, encode_unit, unit_of
 from ckptfs.store.version_names import check_tag, resolve, split_version
+from ckptfs.store.writers import decode_writers, decode_writers_row
 
 # What a decoder may take for bytes that say nothing, and for each byte: a CBOR list of one byte is 60.
 FIXED_BYTES = 8 << 20
@@ -227,6 +228,10 @@ def decoders() -> dict[str, Decoder]:
         "published references": Decoder(_all(references_of_published), (bytes(32),)),
         "journal record": Decoder(
             decode_operations, (encode_operations([(1, b"k", b"v"), (2, b"k", None)]),)
+        ),
+        "writers record": Decoder(decode_writers, _hex("writers")),
+        "writers row": Decoder(
+            decode_writers_row, tuple(bytes.fromhex(v["row"]) for v in vectors("writers"))
         ),
         "page sums": Decoder(decode_page_sums, (encode_page_sums([1, 2]),), sealed=True),
         "scrub run": Decoder(decode_scrub_run, (encode_run(run),)),
