@@ -103,7 +103,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
     provenance: bool = True
-    encode_after_s: After = 3600.0
+    encode_after_s: After = "never"
     encode_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 64.0
     metrics: str = ""
     metrics_names: bool = False

@@ -26,7 +26,8 @@ from ckptfs.daemon.reloading import FIXED, Reloader, Reread, compared
 OLD = Config()
 OTHER = parse_config(
     'settle_s = 1\nsettle_max_s = 9\nunits = ["/*/*"]\nmin_free = "1GiB"\nkey = "none"\n'
-    "scrub_rate_mib_s = 1\nscrub_every_days = 1\ndigests = false\nprovenance = false\n"
+    "scrub_rate_mib_s = 1\nscrub_every_days = 1\nencode_after_s = 9\nencode_rate_mib_s = 1\n"
+    "digests = false\nprovenance = false\n"
     'metrics = "[::1]:1"\nmetrics_names = true\n'
     'log_level = "debug"\nwrite_path = "plain"\n[[policy]]\npath = "/*"\nkeep_last = 3\n'
     '[[remote]]\nname = "away"\nurl = "file:///away"\n'
@@ -193,7 +194,7 @@ def test_the_service_manager_is_told(
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         mount = mount_factory()
         heard = iter(lambda: manager.recv(1 << 16).decode(), "")
-        assert "READY=1" in next(heard)
+        heard_until(heard, "READY=1")
         began_us = time.monotonic_ns() // 1000
         mount.configure({"settle_s": "soon"})
         mount.reload()
