@@ -34,7 +34,7 @@ def mount(
         settings = load_config(config)
     except InvalidRequest as e:
         raise typer.BadParameter(str(e)) from None
-    from ckptfs.daemon.mounting import serve_mount
+    from ckptfs.daemon.serving import serve_mount
 
     path = os.path.abspath(config) if config is not None else None
     serve_mount(mountpoint, store, settings, path, as_json=as_json)

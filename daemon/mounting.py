@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
-import time
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -30,23 +28,18 @@ from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
-from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, KeptSession, kept_fds, take_over
-from ckptfs.daemon.key_rotation import read_rotations, rotate_key
-from ckptfs.daemon.keys import key_path, load_keyring
+from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, KeptSession
+from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, Switched, keep_running
 from ckptfs.daemon.measuring import Measuring, MetricsServer
 from ckptfs.daemon.mount_probe import MountProbe
 from ckptfs.daemon.mountpoints import (
-    check_fuse,
     may_allow_other,
     modes_above,
-    prepare_mountpoint,
-    real_mountpoint,
 )
-from ckptfs.daemon.open_store import OpenStore, opened_store
+from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.pending import pending_bytes
-from ckptfs.daemon.places import make_socket_folder, socket_path
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.reloading import Reloader, Reread
@@ -57,13 +50,14 @@ from ckptfs.daemon.scrubbing import References, Scrubbing
 from ckptfs.daemon.service import Service
 from ckptfs.daemon.service_manager import ServiceManager
 from ckptfs.daemon.space import SpaceKeeper
+from ckptfs.daemon.upkeep import Upkeep, commit_or_warn
 from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
 from ckptfs.fusefs.session import Session
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
-from ckptfs.store.errors import CkptfsError, InvalidRequest, NoSpace, Unavailable
-from ckptfs.store.index import Change, Index
+from ckptfs.store.errors import Unavailable
+from ckptfs.store.index import Change
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
@@ -71,38 +65,6 @@ from ckptfs.store.whole_files import WholeFiles
 from ckptfs.store.writer_log import WriterLog
 
 log = logging.getLogger(__name__)
-_COMMIT_EVERY_S = 1.0
-_RECLAIM_EVERY_S = 3.0
-
-
-def serve_mount(
-    mountpoint: str, store: str, config: Config, config_path: str | None, *, as_json: bool
-) -> None:
-    """Mount `store` at `mountpoint` and serve it until it is unmounted or told to stop. `config` is what the
-    file `config_path` has, which is read again at a SIGHUP.
-
-    Raises what there is to be said to the person who called. Durable when: this returned.
-    """
-    logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    path = real_mountpoint(mountpoint, store)
-    kept = take_over(kept_fds(os.environ, os.getpid()), path, store)
-    if kept is None:
-        prepare_mountpoint(path)
-        check_fuse()
-    is_held = kept.state.is_held if kept is not None else lambda ino: False
-    uid = os.geteuid()
-    make_socket_folder(uid)
-    socket = socket_path(path, uid)
-    try:
-        with opened_store(store, path, socket, lambda: load_keyring(config.key), is_held) as parts:
-            trio.run(Mount(parts, path, socket, config, config_path, kept).serve, as_json)
-    except BaseExceptionGroup as group:
-        error = lone_error(group)
-        if isinstance(error, trio.TooSlowError):
-            raise Unavailable(f"the kernel did not start a FUSE session at {path}; try again") from None
-        raise error from None
 
 
 class Mount:
@@ -187,8 +149,9 @@ class Mount:
                 nursery.start_soon(self._parts.processes.prepare)
                 nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
                 nursery.start_soon(keep_running, "reading facts of writers", self.face.provenance.run)
-                nursery.start_soon(keep_running, "committing", self._commit_regularly)
-                nursery.start_soon(keep_running, "reclaiming", self._reclaim_regularly)
+                upkeep = Upkeep(self._parts)
+                nursery.start_soon(keep_running, "committing", upkeep.commit)
+                nursery.start_soon(keep_running, "reclaiming", upkeep.reclaim)
                 nursery.start_soon(keep_running, "publishing", self.face.scheduler.run)
                 nursery.start_soon(keep_running, "watching logs", self.face.scheduler.sample)
                 nursery.start_soon(keep_running, "flushing", self.face.flusher.run)
@@ -292,21 +255,6 @@ class Mount:
         units = len(self._parts.histories.shown_names())
         refused = f"; NEW CONFIGURATION REFUSED: {refusal}" if (refusal := self._reloader.refusal) else ""
         return f"{self._path}: {units} units, {facts.write_path} writes, {waits}{refused}"
-
-    async def _commit_regularly(self) -> None:
-        while True:
-            await trio.sleep(_COMMIT_EVERY_S)
-            if self._parts.index.pending:
-                commit_or_warn(self._parts.index)
-
-    async def _reclaim_regularly(self) -> None:
-        """Punch duplicate ranges whose removal is committed; what somebody has mapped waits."""
-        while True:
-            await trio.sleep(_RECLAIM_EVERY_S)
-            try:
-                await self._parts.ingest.reclaim.execute()
-            except (CkptfsError, OSError) as e:
-                log.error("room of duplicates was not given back: %s", e)
 
     async def make_room(self, wanted_bytes: int) -> bool:
         """The disk is full for a writer: True if a second try makes sense."""
@@ -412,7 +360,7 @@ class Mount:
             ),
             self._retainer.collect,
             self._scrubbing.now,
-            self._rotate_key,
+            lambda: exchange_key(parts, self._config.key),
             RemoteService(
                 addresses, parts.histories, self._copying, Fetching(parts, self._copying), face.rollback
             ),
@@ -423,19 +371,6 @@ class Mount:
         change = Change()
         self.face.units.name_unit(directory, change)
         self._parts.index.apply(change, sync=True)
-
-    async def _rotate_key(self) -> None:
-        """`ckptfs keys rotate`. Durable when: this returned; a crash in between leaves either key."""
-        path, parts = key_path(self._config.key), self._parts
-        if path is None:
-            raise InvalidRequest(
-                'versions are not signed here (`key = "none"`), so there is no key to rotate'
-            )
-        key = await trio.to_thread.run_sync(rotate_key, path, time.time_ns())
-        parts.keyring.rotations, parts.keyring.signing = read_rotations(path), key
-        for unit in parts.histories.units():
-            parts.histories.record_rotation(unit.unit)
-            await trio.lowlevel.checkpoint()
 
     async def _facts(self) -> Facts:
         return Facts(
@@ -449,19 +384,3 @@ class Mount:
             remotes=self._copying.status(),
             encoding=self._encoding.status(),
         )
-
-
-def lone_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What a nursery wrapped, if that is one error."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
-def commit_or_warn(index: Index) -> None:
-    """Commit; on a full disk the journal keeps the changes, and the next commit tries again."""
-    try:
-        index.commit()
-    except NoSpace as e:
-        log.warning("%s", e)

@@ -1,7 +1,6 @@
 """The request handlers that pyfuse3 calls: kernel terms in, our terms inside, kernel terms out.
 
-One rule: no exception ends the daemon. `answered` is the one place where an error becomes an
-errno; what nobody foresaw is logged with its operation and path, and the mount goes on.
+One rule: each handler is `answered` (answers.py), so that no exception ends the daemon.
 
 A file handle is the node id times two, plus one if it was opened for writing: nothing of it is remembered.
 Node ids from 2^62 are those of `.versions`, below they are inode numbers or second nodes (see nodes.py).
@@ -14,17 +13,16 @@ import functools
 import logging
 import os
 import stat
-import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
 
 import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
+from pyfuse3 import EntryAttributes, FileInfo, RequestContext, SetattrFields, StatvfsData
 
+from ckptfs.fusefs.answers import Answers, answered
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChanges
 from ckptfs.fusefs.browse import Browse
-from ckptfs.fusefs.errnos import PosixError, errno_of
+from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.failures import Failures
 from ckptfs.fusefs.files import Files
 from ckptfs.fusefs.kernel_reads import KernelReads
@@ -32,6 +30,7 @@ from ckptfs.fusefs.mutations import VERSIONS_NAME, Mutations
 from ckptfs.fusefs.namespace import NAME_MAX, Namespace
 from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.nodes import Nodes
+from ckptfs.fusefs.opens import Opens
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.fusefs.provenance import Provenance
 from ckptfs.fusefs.replies import Replies, negative, statfs_of, wanted_change
@@ -43,34 +42,6 @@ from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.hashing import Buffer
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def answered(
-    handler: Callable[Concatenate[CkptfsOperations, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[CkptfsOperations, P], Coroutine[Any, Any, R]]:
-    """Turn what a handler raises into an errno for the client, and never let it go further."""
-
-    kind = handler.__name__
-
-    @functools.wraps(handler)
-    async def answer(self: CkptfsOperations, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        begun, code = time.perf_counter(), 0
-        self._requests.begin()
-        try:
-            return await handler(self, *args, **kwargs)
-        except Exception as e:
-            code = errno_of(e)
-            self._failures.report(kind, args, e)
-            if code == errno.ESTALE:
-                self._stored_reads.expect_again(getattr(args[-1], "pid", 0))
-            raise FUSEError(code) from None
-        finally:
-            self.times.note(kind, time.perf_counter() - begun, code)
-
-    return answer
 
 
 class CkptfsOperations(pyfuse3.Operations):
@@ -107,15 +78,24 @@ class CkptfsOperations(pyfuse3.Operations):
         self._stored_reads = stored_reads
         self._provenance = provenance
         self._replies = Replies(namespace, browse, nodes, passthrough, requests)
-        self._failures = Failures(namespace, browse, versioned)
         self._browse = browse
         self._versioned = versioned
         self._reads = reads
         self._snapshots = snapshots
-        self.strips_privileges = False
+        self._opens = Opens(namespace, files, attribute_changes, self._replies, provenance, requests, room)
         self.times = RequestTimes()
+        failures = Failures(namespace, browse, versioned)
+        self.answers = Answers(requests, failures, stored_reads, self.times)
         self._space = room.space
-        self._room_for_writing = room.before_writing
+
+    @property
+    def strips_privileges(self) -> bool:
+        """Whether the kernel leaves it to us to clear suid and sgid."""
+        return self._opens.strips_privileges
+
+    @strips_privileges.setter
+    def strips_privileges(self, strips: bool) -> None:
+        self._opens.strips_privileges = strips
 
     # -- names -----------------------------------------------------------------------------
 
@@ -158,22 +138,18 @@ class CkptfsOperations(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         _live(parent_inode)
         if self._requests.made is not None:
-            return await self._created_before(self._requests.made, flags, ctx.uid)
+            return await self._opens.created_before(self._requests.made, flags, ctx.uid)
         process = await self._provenance.met(ctx)
         existing = self._namespace.child(parent_inode, name)
         if existing is not None:
             if flags & os.O_EXCL:
                 raise PosixError(errno.EEXIST)
-            info = await self._open_live(existing, flags, ctx)
+            info = await self._opens.live(existing, flags, ctx)
             return info, self._replies.remembered(self._namespace.attributes(existing))
-        await self._room_for_writing()
+        await self._opens.room_for_writing()
         mode = self._new_mode(parent_inode, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         ino = self._mutations.create(parent_inode, name, mode, ctx.uid, ctx.gid)
-        if ctx.uid and self.strips_privileges:
-            self._files.writers.note_unprivileged_writer(ino)
-        self._provenance.opened(ino, process)
-        entry = self._replies.created(self._namespace.attributes(ino))
-        return self._replies.opened(ino, flags, write=True), entry
+        return self._opens.created(ino, flags, ctx.uid, process)
 
     @answered
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
@@ -322,9 +298,9 @@ class CkptfsOperations(pyfuse3.Operations):
     @answered
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if self._nodes.is_left(inode):
-            return await self._open_left(inode, flags, ctx.pid)
+            return await self._opens.left(inode, flags, ctx.pid)
         if inode < FIRST_VIRTUAL_INO:
-            return await self._open_live(Nodes.ino_of(inode), flags, ctx, inode)
+            return await self._opens.live(Nodes.ino_of(inode), flags, ctx, inode)
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise PosixError(errno.EROFS)
         if self._requests.handle is None:
@@ -392,45 +368,6 @@ class CkptfsOperations(pyfuse3.Operations):
             self._namespace.index.sync_journal()
 
     # -- shared ----------------------------------------------------------------------------
-
-    async def _created_before(self, ino: int, flags: int, uid: int) -> tuple[FileInfo, EntryAttributes]:
-        """A create that comes again: the file is there, and may be open already."""
-        if self._requests.handle is None:
-            await self._files.open(ino, write=True, truncate=False)
-            if uid and self.strips_privileges:
-                self._files.writers.note_unprivileged_writer(ino)
-        entry = self._replies.created(self._namespace.attributes(ino))
-        return self._replies.opened(ino, flags, write=True), entry
-
-    async def _open_live(self, ino: int, flags: int, by: RequestContext, node: int | None = None) -> FileInfo:
-        write, truncate = flags & os.O_ACCMODE != os.O_RDONLY, bool(flags & os.O_TRUNC)
-        if self._requests.handle is not None:
-            return self._replies.opened(ino, flags, write=write)
-        process = await self._provenance.met(by) if write else None
-        if write:
-            await self._room_for_writing()
-        await self._files.open(ino, write=write, truncate=truncate, node=node)
-        try:
-            if self.strips_privileges:
-                if truncate:
-                    self._attributes.strip_privileges(ino, set_ids=by.uid != 0)
-                if write and by.uid:
-                    self._files.writers.note_unprivileged_writer(ino)
-        except BaseException:
-            self._files.release(ino, write=write)  # the kernel will not: to it nothing is open
-            raise
-        self._provenance.opened(ino, process)
-        return self._replies.opened(ino, flags, write=write)
-
-    async def _open_left(self, ino: int, flags: int, thread: int) -> FileInfo:
-        """Who came by a name looks it up again after ESTALE. But a file that is mounted alone has none."""
-        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-            raise PosixError(errno.ESTALE)
-        if self._requests.handle is not None:
-            from_segment = self._requests.handle >> 1 == ino
-        else:
-            from_segment = await self._files.open_left(ino, thread)
-        return self._replies.opened_left(ino, flags, from_segment=from_segment)
 
     def _attributes_of(self, node: int) -> Attributes:
         if node >= FIRST_VIRTUAL_INO:
