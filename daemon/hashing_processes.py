@@ -61,7 +61,7 @@ class HashingProcesses:
     @contextmanager
     def lent(self) -> Iterator[Worker | None]:
         """As Hashers in store/bad_chunks.py. The worker is as important as everybody else meanwhile."""
-        worker = self._taken()
+        worker = self._taken() if len(self._lent) < self.width else None
         if worker is None:
             yield None
             return

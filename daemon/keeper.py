@@ -15,13 +15,17 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
+from array import array
 from collections.abc import Sequence
 from types import FrameType
 
 _FIRST_FD = 3
 _MOST_FDS = 16
+_CREDENTIALS = struct.Struct("iII")
+_INT_BYTES = array("i").itemsize
 _MESSAGE_BYTES = 1 << 14
 _SHORT_S = 2.0
 _MOST_REFUSED = 5
@@ -36,6 +40,7 @@ class Keeper:
         self._command = list(command)
         self._address = f"@ckptfs-keeper-{os.getpid()}-{time.monotonic_ns()}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind("\0" + self._address[1:])
         self._kept: list[tuple[str, int]] = []
         self._pid = 0
@@ -92,8 +97,25 @@ class Keeper:
         finally:
             os._exit(127)
 
+    def _received(self) -> tuple[bytes, list[int], int]:
+        """A message, the descriptors that came with it, and the number of the process that sent it."""
+        room = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_MOST_FDS * _INT_BYTES)
+        message, extras, _, _ = self._socket.recvmsg(_MESSAGE_BYTES, room)
+        fds, sender = array("i"), 0
+        for level, kind, content in extras:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(content[: len(content) - len(content) % _INT_BYTES])
+            elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                sender = _CREDENTIALS.unpack(content)[0]
+        return message, list(fds), sender
+
     def _hear(self) -> None:
-        message, fds, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _MOST_FDS)
+        message, fds, sender = self._received()
+        if sender != self._pid:
+            # The name of the socket is no secret.
+            for fd in fds:
+                os.close(fd)
+            return
         fields = dict(line.partition("=")[::2] for line in message.decode(errors="replace").split("\n"))
         name = fields.get("FDNAME", "stored")
         if fields.get("FDSTORE") == "1":

@@ -32,18 +32,23 @@ class KeptSession:
 
 
 def kept_fds(environment: Mapping[str, str], pid: int) -> dict[str, int]:
-    """The descriptors that were passed to this process, by name; of several of a name the last. They are not
-    passed on to children."""
+    """The descriptors that were passed to this process, by name. They are not passed on to children. Of a
+    name that several have nobody knows which is the right one: it has none."""
     count = environment.get("LISTEN_FDS", "")
     if environment.get("LISTEN_PID") != str(pid) or not count.isdecimal():
         return {}
     names = environment.get("LISTEN_FDNAMES", "").split(":")
     found: dict[str, int] = {}
+    several: set[str] = set()
     for fd, name in zip(range(_FIRST_FD, _FIRST_FD + int(count)), names, strict=False):
         os.set_inheritable(fd, False)
         if name in found:
-            os.close(found[name])
-        found[name] = fd
+            os.close(fd)
+            several.add(name)
+        else:
+            found[name] = fd
+    for name in several:
+        os.close(found.pop(name))
     return found
 
 

@@ -219,6 +219,8 @@ class Mount:
 
     def _keep(self, fuse_fd: int, state_fd: int) -> None:
         """Have the mount outlive us."""
+        for name in (SESSION_NAME, STATE_NAME):
+            self._manager.let_go(name)  # of a mount that is gone
         self._manager.keep(STATE_NAME, state_fd)
         self._manager.keep(SESSION_NAME, fuse_fd)
 

@@ -12,12 +12,13 @@ import sys
 import trio
 
 from ckptfs.daemon.config import Config
-from ckptfs.daemon.kept_session import kept_fds, take_over
+from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, kept_fds, take_over
 from ckptfs.daemon.keys import load_keyring
 from ckptfs.daemon.mounting import Mount
 from ckptfs.daemon.mountpoints import check_fuse, prepare_mountpoint, real_mountpoint
 from ckptfs.daemon.open_store import opened_store
 from ckptfs.daemon.places import make_socket_folder, socket_path
+from ckptfs.daemon.service_manager import ServiceManager
 from ckptfs.store.errors import Unavailable
 
 
@@ -33,8 +34,14 @@ def serve_mount(
         level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
     path = real_mountpoint(mountpoint, store)
-    kept = take_over(kept_fds(os.environ, os.getpid()), path, store)
+    fds = kept_fds(os.environ, os.getpid())
+    kept = take_over(fds, path, store)
     if kept is None:
+        if fds:
+            # As long as its session is kept by somebody, a mount that nobody serves is not dead.
+            manager = ServiceManager(os.environ)
+            for name in (SESSION_NAME, STATE_NAME):
+                manager.let_go(name)
         prepare_mountpoint(path)
         check_fuse()
     is_held = kept.state.is_held if kept is not None else lambda ino: False

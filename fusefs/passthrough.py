@@ -29,6 +29,7 @@ class Passthrough:
 
     def __init__(self, state: KeptState) -> None:
         self._fuse_fd = -1
+        self._is_refused = False
         self._state, self._notes = state, state.notes
         self._ids = {ino: _id_of(value) for ino, value in self._notes.items(Kind.BACKING)}
         self._stored_ids = {node: _id_of(value) for node, value in self._notes.items(Kind.SEGMENT)}
@@ -39,7 +40,7 @@ class Passthrough:
     @property
     def enabled(self) -> bool:
         """Whether files may be opened this way."""
-        return self._fuse_fd >= 0
+        return self._fuse_fd >= 0 and not self._is_refused
 
     def enable(self, fuse_fd: int) -> None:
         """The kernel negotiated passthrough on this fd."""
@@ -48,8 +49,8 @@ class Passthrough:
         self.why = "kernel and extension support it"
 
     def refuse(self, why: str) -> None:
-        """Passthrough stays off for this mount."""
-        self._fuse_fd = -1
+        """Nothing more is opened this way; what is goes on (of a session that was taken over)."""
+        self._is_refused = True
         self.why = why
 
     def expect(self, inos: Collection[int], nodes: Collection[int]) -> None:

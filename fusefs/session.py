@@ -58,6 +58,7 @@ class Session:
         self._wants_passthrough = write_path == "auto"
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self._fuse_fd = -1
+        self._device = device_of(mountpoint) if taken_over is not None else None
         self._keep = keep
         self.is_kept = taken_over is not None
         self.serving = trio.Event()
@@ -87,8 +88,10 @@ class Session:
         if leave_mounted and self.is_kept:
             pyfuse3.close(unmount=False)
         elif self._fuse_fd >= 0:
-            # EINVAL: somebody has unmounted it already, which is how `run` came to its end.
-            ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(self.mountpoint), _MNT_DETACH)
+            # Somebody may have unmounted it already, which is how `run` came to its end; what is there then
+            # is another mount, below ours.
+            if device_of(self.mountpoint) == self._device:
+                ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(self.mountpoint), _MNT_DETACH)
             pyfuse3.close(unmount=False)
         else:
             pyfuse3.close(unmount=True)
@@ -96,6 +99,7 @@ class Session:
     def _mount_ourselves(self, allow_other: bool) -> None:
         options = ["default_permissions", *(["allow_other"] if allow_other else [])]
         self._fuse_fd = kernel.open_mounted(self.mountpoint, self._store, SUBTYPE, options)
+        self._device = device_of(self.mountpoint)
         self._begin_libfuse()
 
     def _begin_libfuse(self) -> None:

@@ -35,6 +35,7 @@ class ChunkFiles:
         self._locate = locate
         self._kept = kept
         self._coder: Coder | None = None
+        self._explaining: set[ChunkId] = set()
 
     def read(self, chunk: ChunkId, location: Location) -> bytes:
         """All of a chunk that is said to lie at `location`.
@@ -81,11 +82,16 @@ class ChunkFiles:
             return Corrupt(f"{what}: {error}", expected=chunk, place=error.place or place_of(location))
         # What was fetched last leads to nothing else, and so on upwards.
         for one, place in reversed(met[1:]):
+            if one in self._explaining:
+                continue  # it leads to itself
+            self._explaining.add(one)
             try:
                 self.read(one, place)
             except Corrupt as e:
                 why = f"{what}: it is encoded against chunk {cid_text(one)}, which is damaged"
                 return Corrupt(why, expected=chunk, place=e.place)
+            finally:
+                self._explaining.discard(one)
         if error.got is not None:
             what = f"chunk {cid_text(chunk)} does not match its bytes"
             return Corrupt(what, expected=chunk, got=error.got, place=place_of(location))

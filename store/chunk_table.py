@@ -148,7 +148,8 @@ class ChunkTable:
 
     def _wants_check(self, location: Location, old: dict[int, bool]) -> bool:
         segment = location.segment
-        if segment in self._segments.suspect:
+        # Of an encoded one the parents count, too, and they lie elsewhere.
+        if segment in self._segments.suspect or location.codec != Codec.RAW:
             return True
         if segment not in old:
             facts = self._segments.facts(segment)

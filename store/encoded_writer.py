@@ -8,7 +8,7 @@ Source: FORMAT.md, "Encoded segments", write order, steps 2 and 3. Blocking, for
 
 from __future__ import annotations
 
-from ckptfs.store.chunk_files import ChunkFiles, Kept, Locate
+from ckptfs.store.chunk_files import ChunkFiles, Locate
 from ckptfs.store.codecs import Encoded
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import ChunkId
@@ -56,10 +56,10 @@ class EncodedWriter:
         )
         self.payload_bytes += stored
 
-    def seal(self, locate: Locate, kept: Kept) -> Built:
+    def seal(self, locate: Locate) -> Built:
         """Sync the payloads, read all of them back, write and sync the `.idx`.
 
-        `locate` and `kept` are for the chunks that these are encoded against, as in ChunkFiles. Corrupt: the
+        `locate` is for the chunks that these are encoded against, as in ChunkFiles. Corrupt: the
         disk did not keep what was written; the caller discards the segment. Durable when: this returned.
         """
         assert self._rows, "an empty segment is not sealed"
@@ -69,7 +69,7 @@ class EncodedWriter:
             self._disk.sync(self._fd)
             self._disk.drop_cached(self._fd)
             self._close()
-            self._read_back(locate, kept)
+            self._read_back(locate)
             write_idx(self._disk, index)
         return Built(index)
 
@@ -78,13 +78,16 @@ class EncodedWriter:
         self._close()
         remove_segment_files(self._disk, self.number)
 
-    def _read_back(self, locate: Locate, kept: Kept) -> None:
+    def _read_back(self, locate: Locate) -> None:
+        """Decode each chunk from what is stored, and nothing that is remembered: a chain that leads nowhere,
+        or to itself, must show here."""
+
         def located(chunk: ChunkId) -> Location | None:
             row = self._rows.get(chunk)
             return locate(chunk) if row is None else row.location(self.number)
 
         files = SegmentFiles(self._disk)
-        chunks = ChunkFiles(files, located, kept)
+        chunks = ChunkFiles(files, located)
         try:
             for row in self._rows.values():
                 chunks.read(row.chunk, row.location(self.number))

@@ -58,7 +58,7 @@ def encode_batch(disk: Disk, batch: EncodingBatch) -> Built | None:
             work.encode(one)
         if not writer.payload_bytes:
             return None
-        return writer.seal(batch.places.get, work.plain.get)
+        return writer.seal(batch.places.get)
     except BaseException:
         writer.discard()
         raise
@@ -75,6 +75,7 @@ class _Work:
         self._coder = Coder()
         self._writer = writer
         self._batch = batch
+        self._child_depths: dict[ChunkId, int] = {}
 
     def encode(self, one: Wanted) -> None:
         """Encode a chunk and append it, if that makes it smaller."""
@@ -86,8 +87,12 @@ class _Work:
         casts = [found for chunk in one.cast_of if (found := self._parent(chunk, one)) is not None]
         cast_of = casts if len(casts) == len(one.cast_of) else []
         encoded = encode(payload, one.dtype, parent, cast_of, self._coder)
-        if encoded.codec is not Codec.RAW:
+        if encoded.codec is not Codec.RAW and encoded.depth < self._child_depths.get(
+            one.chunk, MAX_DEPTH + 1
+        ):
             self._decode(one, encoded)
+            for chunk in encoded.parents:
+                self._child_depths[chunk] = min(encoded.depth, self._child_depths.get(chunk, MAX_DEPTH))
             self._writer.append(one.chunk, len(payload), encoded)
 
     def _parent(self, chunk: ChunkId, child: Wanted) -> Parent | None:

@@ -239,6 +239,8 @@ class Reclaim:
             punch_due=True,
         )
         change.put(Table.SEGMENT, segment_key(segment), encode_facts(left))
+        # Marks of what leaves would be counted for what stays.
+        self._segments.verified.remove_segment(segment)
 
     def _removed(self, lost: dict[int, set[ChunkId]], payload: int) -> None:
         self._segments.add_payload(-payload)

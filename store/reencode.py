@@ -22,6 +22,7 @@ from ckptfs.store.chunk_table import NEXT_SEGMENT
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch, Wanted, encode_batch
 from ckptfs.store.encoding_plan import PlannedChunk
+from ckptfs.store.errors import NoSpace, ReadOnly
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest_commit import Committer
@@ -69,11 +70,13 @@ class Encoding:
 @dataclass(slots=True)
 class _Moving:
     """What one change moves: rows of the new segment by chunk, and the chunks that each old segment loses;
-    `surplus` are those of the new one that stay where they are."""
+    `surplus` are those of the new one that stay where they are; `child_depths` the least depth of what is
+    encoded against a chunk, of those that move."""
 
     rows: dict[ChunkId, Row] = field(default_factory=dict)
     left: dict[int, list[ChunkId]] = field(default_factory=dict)
     surplus: list[ChunkId] = field(default_factory=list)
+    child_depths: dict[ChunkId, int] = field(default_factory=dict)
 
 
 class Reencoder:
@@ -163,9 +166,13 @@ class Reencoder:
             # The journal has the change and could not be synced. Nobody knows whether it will be
             # there after a crash, so its bytes have to stay; recovery decides.
             raise
-        except BaseException:
+        except (NoSpace, ReadOnly):
+            # Refused before the journal had it. What fails later may be there after a crash.
             remove_segment_files(self._disk, batch.number)
             raise
+        for segment in moving.left:
+            # Marks of what has left would be counted for what stays.
+            self._segments.verified.remove_segment(segment)
         self._segments.mark_verified(batch.number)
         stored = sum(row.stored for row in moving.rows.values())
         plain = sum(row.length for row in moving.rows.values())
@@ -178,6 +185,9 @@ class Reencoder:
             before = where[row.chunk]
             if self._may_move(row, before, moving):
                 moving.rows[row.chunk] = row
+                for parent in row.parents:
+                    depth = moving.child_depths.get(parent, row.depth)
+                    moving.child_depths[parent] = min(depth, row.depth)
                 moving.left.setdefault(before.segment, []).append(row.chunk)
             else:
                 moving.surplus.append(row.chunk)
@@ -186,6 +196,8 @@ class Reencoder:
     def _may_move(self, row: Row, before: Location, moving: _Moving) -> bool:
         if self._segments.locate(row.chunk) != before or row.chunk in self._segments.pins:
             return False
+        if row.depth >= moving.child_depths.get(row.chunk, row.depth + 1):
+            return False  # what was encoded against it in this very batch must stay deeper than it is
         lineage = Lineage(row.depth, row.parents)
         depths = {parent: moving.rows[parent].depth for parent in row.parents if parent in moving.rows}
         return self._segments.parents.may_put(row.chunk, lineage, depths)

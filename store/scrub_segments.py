@@ -298,6 +298,8 @@ class SegmentScrub:
             copies = await trio.to_thread.run_sync(find_rows, self._disk, wanted)
             for chunk, rows in copies.items():
                 for number, row in rows:
+                    if self._facts(number) is None:
+                        continue  # somebody is about to commit it, or to take it back
                     there, place = self._segments.locate(chunk), row.location(number)
                     if await self._is_right(chunk, place, row) and (
                         there == place or self._move(chunk, there, number, row)
@@ -334,10 +336,12 @@ class SegmentScrub:
         facts = self._facts(segment)
         if facts is not None:
             chunks, payload = max(0, facts.chunks + chunks), max(0, facts.payload_bytes + payload)
-            moved = replace(
-                facts, chunks=chunks, payload_bytes=payload, punch_due=facts.punch_due or not chunks
-            )
+            is_due = facts.punch_due or chunks < facts.chunks
+            moved = replace(facts, chunks=chunks, payload_bytes=payload, punch_due=is_due)
             change.put(Table.SEGMENT, segment_key(segment), encode_facts(moved))
+            if chunks < facts.chunks:
+                # Marks of what leaves would be counted for what stays.
+                self._segments.verified.remove_segment(segment)
 
     def _facts(self, number: int) -> SegmentFacts | None:
         """A segment's row; None if there is none, or it is damaged: then it is made anew."""

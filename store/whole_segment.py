@@ -44,6 +44,7 @@ _LANES = min(8, len(os.sched_getaffinity(0)))
 # Hashed in a quarter of a second by one core; nobody waits longer than _MOST_WAIT_S.
 _NOW_BYTES = 1 << 30
 _MOST_WAIT_S = 0.5
+_MORE_S = 0.1
 MOST_HASHED_BYTES = 16 << 20
 
 
@@ -77,6 +78,7 @@ class WholeSegments:
         self._wanted: dict[RecipeId, None] = {}
         self._asked = trio.Event()
         self._workers = trio.CapacityLimiter(_LANES + 1)
+        self._one_at_a_time = trio.Lock()
         self._soon: dict[RecipeId, trio.Event] = {}
         self._waited_for: Lru[RecipeId, bool] = Lru(_KNOWN_FILES)
 
@@ -102,9 +104,11 @@ class WholeSegments:
         done = self._soon[identity] = trio.Event()
         now = _Now(_LANES * _NOW_BYTES, time.monotonic() + _MOST_WAIT_S, only_tensors)
         try:
-            found = await self._look_for(identity, now)
-            if found is not None:
-                self._found.put(identity, found, 1)
+            with trio.move_on_after(_MOST_WAIT_S + _MORE_S):
+                async with self._one_at_a_time:
+                    found = await self._look_for(identity, now)
+                if found is not None:
+                    self._found.put(identity, found, 1)
         except (CkptfsError, OSError) as e:
             log.debug("a stored file is not read by the kernel itself: %s", e)
         finally:
@@ -280,7 +284,7 @@ class WholeSegments:
     async def _is_good(self, part: Places, since: int) -> bool:
         with self._hashers.lent() as hasher:
             bad = await trio.to_thread.run_sync(
-                find_bad_places, self._disk, part, hasher, limiter=self._workers
+                find_bad_places, self._disk, part, hasher, limiter=self._workers, abandon_on_cancel=True
             )
         for one in bad:
             if self._segments.still_bad(one) is not None:

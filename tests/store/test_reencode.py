@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from encoded_series import (
@@ -21,6 +23,7 @@ from encoded_series import (
     located,
     reencoder,
     saves,
+    tensor_file,
 )
 from small_store import SmallStore, memory_or
 
@@ -31,7 +34,7 @@ from ckptfs.store.index import Change, Table
 from ckptfs.store.layout import ENCODED, Format, encode_format, read_format
 from ckptfs.store.packing import Built
 from ckptfs.store.segment_files import read_idx
-from ckptfs.store.segment_format import MAX_DEPTH, Codec, SegmentKind, segment_paths
+from ckptfs.store.segment_format import MAX_DEPTH, Codec, SegmentKind, encode_location, segment_paths
 
 SERIES = saves(5)
 
@@ -230,3 +233,51 @@ def test_a_dedup_hit_on_an_encoded_chunk_is_a_hit(series: Series) -> None:
     assert store.read(again) == SERIES[1][PATH]
     assert store.segments.payload_bytes() == before
     assert encoded_chunks(series, 1)
+
+
+def changed_a_little(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    other = values.copy()
+    other[::100] += 1
+    return other
+
+
+@pytest.mark.parametrize("kind", ["swapped", "kept as another"])
+def test_chunks_of_one_batch_that_may_be_encoded_against_each_other(store: SmallStore, kind: str) -> None:
+    """What nothing makes smaller alone is raw still when the save after it is encoded, where it is twice: as
+    a chunk, and as the parent of another."""
+    rng = np.random.default_rng(3)
+    a = np.frombuffer(rng.bytes(8 * 32768), np.int64)
+    b = changed_a_little(a)
+    c = changed_a_little(b)
+    pairs = {"swapped": [(a, b), (b, a), (c, c)], "kept as another": [(b, a), (c, b), (c, c)]}[kind]
+    series = Series(
+        store,
+        [
+            {PATH: tensor_file({"a": ("I64", one.tobytes()), "b": ("I64", two.tobytes())})}
+            for one, two in pairs
+        ],
+    )
+    series.encode(0)
+    series.encode(1)
+    for number in (1, 0, 2):  # nothing of it is in memory, and no chunk was decoded on the way to another
+        store.reopen()
+        for chunk in series.chunks(number):
+            store.segments.check(chunk)
+    series.check()
+    check_tables(store)
+
+
+def test_a_payload_that_names_itself_is_corrupt(series: Series) -> None:
+    """However it came there; and says so in one line, not by an endless descent."""
+    series.encode(1)
+    store = series.store
+    segments = store.segments
+    chunk = next(one for one in series.chunks(1) if segments.parents.depth(one) > 0)
+    location = located(segments, chunk)
+    row = Change()
+    lineage = segments.parents.lineage(chunk)
+    assert lineage is not None
+    row.put(Table.CHUNK, lineage.parents[0], encode_location(location))
+    store.index.apply(row)
+    with pytest.raises(Corrupt):
+        segments.check(chunk)
