@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,14 @@ def test_one_that_is_not_waited_for_answers_nobody(workers: HashingProcesses, st
     trio.run(steps)
     assert ended == [[], []]
     trio.run(workers.prepare)
+
+
+def test_no_more_are_lent_than_there_are_cores(workers: HashingProcesses) -> None:
+    """Whoever waits for a thread holds what it was lent; so the others do without."""
+    with ExitStack() as stack:
+        lent = [stack.enter_context(workers.lent()) for _ in range(5)]
+        assert [one is not None for one in lent] == [True, True, False, False, False]
+    assert len(children()) <= 2 + 2, "those that cut are others"
 
 
 # -- through ingest -----------------------------------------------------------------------------

@@ -89,3 +89,52 @@ def test_a_part_of_a_session_is_none(tmp_path: Path) -> None:
     assert take_over({SESSION_NAME: into}, str(tmp_path), "/store") is None
     assert os.read(out, 1) == b""
     os.close(out)
+
+
+KEEPS_ITS_OWN = """
+import os, subprocess, sys
+from ckptfs.daemon.kept_session import kept_fds
+from ckptfs.daemon.service_manager import ServiceManager
+if len(sys.argv) > 1:
+    ServiceManager(os.environ).keep(sys.argv[1], 0)
+    sys.exit()
+fds = kept_fds(os.environ, os.getpid())
+if "own" not in fds:
+    subprocess.run([sys.executable, __file__, "foreign"], check=True)  # any process may know the address
+    ServiceManager(os.environ).keep("own", 0)
+    os.kill(os.getpid(), 9)
+print(*sorted(fds))
+"""
+
+
+def test_nobody_else_has_anything_kept(tmp_path: Path) -> None:
+    (tmp_path / "daemon.py").write_text(KEEPS_ITS_OWN)
+    command = keeper(sys.executable, str(tmp_path / "daemon.py"))
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "own\n"), done.stderr
+
+
+def test_of_several_of_a_name_none_is_right(tmp_path: Path) -> None:
+    script = """if True:
+        import os, sys
+        from ckptfs.daemon.kept_session import kept_fds
+        os.environ["LISTEN_PID"] = str(os.getpid())
+        print(*kept_fds(os.environ, os.getpid()))
+        assert [fd for fd in (3, 4, 5) if os.path.exists(f"/proc/self/fd/{fd}")] == [4]
+    """
+    (tmp_path / "x").touch()
+    fds = [os.open(tmp_path / "x", os.O_RDONLY) for _ in range(3)]
+    environment = {**os.environ, "LISTEN_FDS": "3", "LISTEN_FDNAMES": "a:b:a"}
+    shell = " ".join(f"{3 + at}<&{fd}" for at, fd in enumerate(fds))
+    done = subprocess.run(
+        ["bash", "-c", f'exec "$0" -c "$1" {shell}', sys.executable, script],
+        env=environment,
+        pass_fds=fds,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for fd in fds:
+        os.close(fd)
+    assert (done.returncode, done.stdout) == (0, "b\n"), done.stderr
