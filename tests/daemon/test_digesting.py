@@ -402,4 +402,4 @@ def test_without_them_they_are_made_when_asked_for(
     mount.stop()
     assert mount.cli("digest", "/run@1", "--store", str(mount.store)).stdout == f"{digits}  model.bin\n"
     assert recorded(mount) == 0
-    assert '"ro_compat":["seals"]' in (mount.store / "format").read_text()
+    assert '"ro_compat":["seals","writers"]' in (mount.store / "format").read_text()
