@@ -29,6 +29,7 @@ from small_store import SmallStore, memory_or
 
 from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.encoding_batch import EncodingBatch, encode_batch
+from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.index import Change, Table
 from ckptfs.store.layout import ENCODED, Format, encode_format, read_format
@@ -281,3 +282,38 @@ def test_a_payload_that_names_itself_is_corrupt(series: Series) -> None:
     store.index.apply(row)
     with pytest.raises(Corrupt):
         segments.check(chunk)
+
+
+def test_marks_of_what_was_encoded_do_not_count_for_what_stays(store: SmallStore) -> None:
+    """A segment of which some chunks are known to be right, and then gone, is not known to be right."""
+    values = np.random.default_rng(1).standard_normal(65536 * 12, np.float32)
+    stored = store.store_bytes(tensor_file({"w": ("F32", values.tobytes())}), PATH)
+    store.store_bytes(tensor_file({"w": ("F32", (values + 1).tobytes())}), PATH)
+    store.reopen()
+    segments = store.segments
+    chunks = list(segments.read_recipe(stored.recipe).chunks())
+    bad, read, next_one = chunks[-1], chunks[1:8], chunks[8]
+    flip(store, bad)
+    for chunk in read:
+        segments.check(chunk)
+    planned = [PlannedChunk(chunk, located(segments, chunk).length, "F32") for chunk in read]
+    assert trio.run(reencoder(store).encode, planned).encoded_chunks == len(read)
+    segments.check(next_one)
+    with pytest.raises(Corrupt):
+        segments.read(bad)
+
+
+def test_what_is_written_again_heals_chunks_whose_parents_are_damaged(store: SmallStore) -> None:
+    """Also in a mount that has not met the damage: the segment of the chunks themselves is sound."""
+    series = Series(store, saves(3, values=65536 * 30, counters=100))
+    series.encode(0)
+    series.encode(1)
+    store.reclaim()
+    lineages = [store.segments.parents.lineage(chunk) for chunk in encoded_chunks(series, 1)]
+    for parent in {parent for one in lineages if one is not None for parent in one.parents}:
+        flip(store, parent)
+    store.reopen()
+    store.store_bytes(series.files[1][PATH], "again.safetensors")
+    store.reclaim()
+    for chunk in series.chunks(1):
+        store.segments.check(chunk)
