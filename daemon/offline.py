@@ -17,6 +17,7 @@ import trio
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.encode_orphan import end_orphan
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.keys import readable_keyring
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
@@ -163,6 +164,7 @@ def rebuild_store(path: str, on_progress: Callable[[Progress], None] | None) -> 
     disk = open_store(path)
     lock = StoreLock(disk, Holder(os.getpid()))
     try:
+        end_orphan(disk)
         found = rebuild(disk, boot_id=boot_id(), now_ns=time.time_ns(), progress=tell)
     finally:
         lock.release()

@@ -230,10 +230,10 @@ class Session:
 def device_of(mountpoint: str) -> str | None:
     """The "major:minor" of the newest mount at a path, as /proc/self/mountinfo has it."""
     found = None
-    with open("/proc/self/mountinfo") as table:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:
             fields = line.split()
-            path = fields[4].encode().decode("unicode_escape").encode("latin-1")
+            path = fields[4].encode("utf-8", "surrogateescape").decode("unicode_escape").encode("latin-1")
             if path.decode("utf-8", "surrogateescape") == mountpoint:
                 found = fields[2]
     return found
