@@ -36,7 +36,7 @@ class MountEntry:
 
 def mount_table() -> list[MountEntry]:
     entries = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         fields, _, rest = line.partition(" - ")
         _, _, device, _, point, *_ = fields.split(" ")
         file_system, source, *_ = rest.split(" ")
