@@ -22,6 +22,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -114,7 +115,9 @@ class KeptState:
         """That of a new mount."""
         fd = os.memfd_create("ckptfs", os.MFD_CLOEXEC)
         os.ftruncate(fd, _FILE_BYTES)
-        return cls(fd)
+        state = cls(fd)
+        weakref.finalize(state, _close_if, fd, os.fstat(fd).st_ino)
+        return state
 
     @classmethod
     def adopt(cls, fd: int) -> KeptState:
@@ -185,3 +188,12 @@ class KeptState:
 
     def _words_of(self, node: int) -> Words:
         return self._second if node & SECOND_NODE else self._first
+
+
+def _close_if(fd: int, inode: int) -> None:
+    """Close what is still the file of a state that is gone."""
+    try:
+        if os.fstat(fd).st_ino == inode:
+            os.close(fd)
+    except OSError:
+        pass  # it was closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 from collections.abc import Iterator
@@ -150,3 +151,11 @@ def test_another_layout_is_refused(state: KeptState) -> None:
     os.pwrite(state.fd, b"\xc1", 12)
     with pytest.raises(Corrupt):
         _ = KeptState.adopt(state.fd).negotiated
+
+
+def test_what_nobody_has_any_more_is_closed() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        KeptState.make()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
