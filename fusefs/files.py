@@ -67,7 +67,7 @@ class Files:
         self._stored_reads = stored_reads
         self._make_room = make_room
         self._staged = StagedFiles(disk, namespace, drafts, staging, segments, passthrough, notes)
-        self.open_files = self._staged.open_files
+        self.open_files, self.resume = self._staged.open_files, self._staged.resume
         self.ingesting: dict[int, Ingesting] = {}
         self.writers = Writers(namespace, self._staged, passthrough, quiet)
         self.preimages: Preimages  # set once at wiring: the two know each other
@@ -103,10 +103,6 @@ class Files:
                 self._staged.attach_if_mapped(open_file)
                 self._read_stored(open_file)
             open_file.readers += 1
-
-    def resume(self, ino: int, readers: int, writers: int) -> None:
-        """As StagedFiles.resume."""
-        self._staged.resume(ino, readers, writers)
 
     def opened_new(self, ino: int, content: Content, fd: int) -> None:
         """A file was created with this staging descriptor, and is open for writing."""

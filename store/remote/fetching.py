@@ -20,6 +20,7 @@ from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.names import pack_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import checked_chunk
+from ckptfs.store.remote.several import done_for_each
 from ckptfs.store.remote.shard import Keys, Rows, chunk_of_key, find_rows, keys_of
 from ckptfs.store.segments import Segments
 
@@ -127,25 +128,8 @@ class Fetcher:
                 pass  # what came before could not be stored
 
     async def _read(self, ranges: list[_Range]) -> list[Got]:
-        found: dict[int, list[Got]] = {}
-        failures: list[CkptfsError | OSError] = []
-        limiter = trio.CapacityLimiter(_PARALLEL)
-
-        async def read(number: int, one: _Range) -> None:
-            async with limiter:
-                if failures:
-                    return
-                try:
-                    found[number] = await self._read_range(one)
-                except (CkptfsError, OSError) as e:
-                    failures.append(e)
-
-        async with trio.open_nursery() as nursery:
-            for number, one in enumerate(ranges):
-                nursery.start_soon(read, number, one)
-        if failures:
-            raise failures[0]
-        return [got for number in sorted(found) for got in found[number]]
+        read = await done_for_each(self._read_range, ranges, _PARALLEL)
+        return [got for some in read for got in some]
 
     async def _read_range(self, one: _Range) -> list[Got]:
         pack = self._known.packs[one.pack]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import trio
 
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.places import Places
 from ckptfs.store.remote.known_chunks import KnownChunks
@@ -21,6 +20,7 @@ from ckptfs.store.remote.names import pack_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack, pack_rows
 from ckptfs.store.remote.reading import locate, read_chunks
+from ckptfs.store.remote.several import done_for_each
 from ckptfs.store.remote.shard import Keys, PackFacts, decode_shard, encode_shard
 from ckptfs.store.segments import Segments
 
@@ -80,25 +80,7 @@ class Sender:
 
     async def _send_packs(self, parts: Sequence[Places], sent: Sent) -> list[_Packed]:
         """One pack of each part, several at once; what shards say of them, in this order."""
-        made: dict[int, _Packed] = {}
-        failures: list[CkptfsError | OSError] = []
-        limiter = trio.CapacityLimiter(_PARALLEL)
-
-        async def send(number: int, part: Places) -> None:
-            async with limiter:
-                if failures:
-                    return
-                try:
-                    made[number] = await self._send_pack(part, sent)
-                except (CkptfsError, OSError) as e:
-                    failures.append(e)
-
-        async with trio.open_nursery() as nursery:
-            for number, part in enumerate(parts):
-                nursery.start_soon(send, number, part)
-        if failures:
-            raise failures[0]
-        return [made[number] for number in range(len(parts))]
+        return await done_for_each(lambda part: self._send_pack(part, sent), parts, _PARALLEL)
 
     async def _send_pack(self, part: Places, sent: Sent) -> _Packed:
         chunks = await read_chunks(self._disk, self._segments, part)

@@ -1,0 +1,39 @@
+"""Several requests to a remote at once.
+
+One rule: after the first failure nothing new is begun; what is under way is waited for, then it is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import trio
+
+from ckptfs.store.errors import CkptfsError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def done_for_each(work: Callable[[T], Awaitable[R]], items: Sequence[T], most: int) -> list[R]:
+    """What `work` gives for each item, in their order; at most `most` at a time."""
+    found: dict[int, R] = {}
+    failures: list[CkptfsError | OSError] = []
+    limiter = trio.CapacityLimiter(most)
+
+    async def do(number: int, item: T) -> None:
+        async with limiter:
+            if failures:
+                return
+            try:
+                found[number] = await work(item)
+            except (CkptfsError, OSError) as e:
+                failures.append(e)
+
+    async with trio.open_nursery() as nursery:
+        for number, item in enumerate(items):
+            nursery.start_soon(do, number, item)
+    if failures:
+        raise failures[0]
+    return [found[number] for number in range(len(items))]
