@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import TypeVar
 
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
+_STOPPED_S = 60.0
 CONTROL = Path("/sys/fs/fuse/connections")
 _libc = ctypes.CDLL(None, use_errno=True)
 Found = TypeVar("Found")
@@ -72,18 +74,40 @@ def remove(path: Path) -> None:
             raise OSError(error, os.strerror(error), str(path))
 
 
+_WATCH = """timeout "$1" cat > /dev/null
+grep -qF " 0:$2 / $3 " /proc/self/mountinfo || exit
+echo 1 > "$4"
+umount -l "$5"
+"""
+
+
 def start_watchdog(path: Path, limit_s: float) -> subprocess.Popen[bytes]:
-    """A process (group) that aborts this mount's connection after `limit_s`, however stuck all others are.
+    """A process (group) that aborts this mount's connection after `limit_s`, however stuck all others are,
+    or when its starter is gone without having killed it, and takes the mount away.
 
     It looks at the table of mounts again before it does: a watchdog that outlives its test must not abort
-    another mount that got the same number.
+    another mount that got the same number. It sees its starter's end as the end of its input.
     """
     entry = find(path)
     assert entry is not None and entry.file_system.startswith("fuse"), f"{path} is not mounted: {entry}"
-    still_there = f'grep -qF " 0:{entry.minor} / {path} " /proc/self/mountinfo'
-    command = ["sh", "-c", f"sleep {limit_s}; {still_there} && echo 1 > {abort_file(entry)}"]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    written = re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", str(entry.path))
+    arguments = [str(limit_s), str(entry.minor), written, str(abort_file(entry)), str(entry.path)]
+    return subprocess.Popen(
+        ["sh", "-c", _WATCH, "watchdog", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def stop_watchdog(watchdog: subprocess.Popen[bytes]) -> None:
+    """Its test is over, and cleans up by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(watchdog.pid, signal.SIGKILL)
+    watchdog.wait(_STOPPED_S)
+    assert watchdog.stdin is not None
+    watchdog.stdin.close()
 
 
 def abort_file(entry: MountEntry) -> Path:

@@ -178,8 +178,7 @@ class Mount(CommandLine):
 
     def _stop_watchdog(self) -> None:
         if self._watchdog is not None:
-            _kill_group(self._watchdog)
-            self._watchdog.wait(STOP_S)
+            kernelmounts.stop_watchdog(self._watchdog)
             self._watchdog = None
 
 

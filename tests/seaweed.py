@@ -68,7 +68,12 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [weed(), "server", *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
+            # It dies with its starter, should that be killed.
+            ["setpriv", "--pdeathsig", "KILL", weed(), "server", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
         )
     try:
         _wait_until_ready(process, s3, folder / "log")

@@ -136,16 +136,14 @@ class Daemons:
 
     def clean_up(self) -> None:
         """Leave nothing: no process, no mount."""
-        for process in (self._watchdog, self._keeper):
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        if self._watchdog is not None:
+            kernelmounts.stop_watchdog(self._watchdog)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._keeper.pid, signal.SIGKILL)
         kernelmounts.remove(self.path)
         self._keeper.wait(_END_S)
         assert self._keeper.stdout is not None
         self._keeper.stdout.close()
-        if self._watchdog is not None:
-            self._watchdog.wait(_END_S)
 
     def log(self) -> str:
         """The end of what the daemons logged."""
