@@ -59,12 +59,14 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     identities = {"identities": [{"name": "tests", "credentials": credentials, "actions": allowed}]}
     (folder / "s3.json").write_text(json.dumps(identities))
     master, volume, filer, s3 = _free_ports(4)
+    # Two of its services would listen at ports of their own: two servers could not run at once.
     options = [
         "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'files'}", "-volume.max=16",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
         "-filer", f"-filer.localSocket={folder / 'filer.sock'}",
         f"-s3.localSocket={folder / 's3.sock'}", "-s3", f"-s3.config={folder / 's3.json'}",
         "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
+        "-s3.port.iceberg=0", "-s3.port.lance=0",
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
