@@ -109,7 +109,7 @@ class HashingProcesses:
     def _taken(self) -> Worker | None:
         """A worker; None while there is none that waits, and one more is then started. Nobody waits for its
         start: what is stored first is what a disk that is nearly full waits for."""
-        for worker in [one for one in self._starting if one.is_ready() or one.has_ended()]:
+        for worker in [w for w in self._starting if w.is_ready() or w.has_ended() or w.is_overdue()]:
             self._starting.remove(worker)
             if worker.is_waiting:
                 self._free.append(worker)

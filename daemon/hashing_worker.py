@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from array import array
 from contextlib import suppress
 
@@ -51,6 +52,7 @@ class Worker:
                 raise
         ours.setblocking(False)
         self._socket = ours
+        self._started_s = time.monotonic()
         self._is_idle = False
         self._is_waiting = False
 
@@ -66,6 +68,10 @@ class Worker:
         except OSError:
             pass  # not yet, or it is gone
         return self._is_waiting
+
+    def is_overdue(self) -> bool:
+        """Whether one that was started should have been ready long ago."""
+        return not self._is_waiting and time.monotonic() - self._started_s > GIVEN_UP_AFTER_S
 
     async def cut(self, fd: int, span: Span) -> Cuts | None:
         """The cuts of a span; None if this process died or cannot read it."""

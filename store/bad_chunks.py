@@ -30,6 +30,8 @@ from ckptfs.store.segment_files import MAX_OFFSET, Bad, SegmentFiles, bad_of
 from ckptfs.store.segment_format import BLOCK_BYTES, Codec, Location
 
 _SMALL_BYTES = 256 << 10
+# Pages are held by pipes, one for a MiB: a recipe of a huge file is one chunk, and would take very many.
+_MOST_HELD_BYTES = 8 << 20
 _WINDOW_BYTES = 1 << 20
 _WORTH_ASKING_BYTES = 1 << 20
 MOST_CHUNKS = 2048
@@ -168,7 +170,7 @@ def _bytes_of(files: SegmentFiles, places: Places, run: _Run) -> memoryview | No
     if not run.length:
         return None
     first = places.location(run.first)
-    if run.length > _SMALL_BYTES:
+    if _SMALL_BYTES < run.length <= _MOST_HELD_BYTES:
         return files.loaded(first, run.length)
     view = memoryview(bytearray(run.length))
     return view if files.read_into(first, view) else None

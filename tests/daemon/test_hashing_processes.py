@@ -18,6 +18,7 @@ import trio
 from kernelmounts import poll
 from small_store import SmallStore, memory_or, random_bytes, safetensors
 
+from ckptfs.daemon import hashing_worker
 from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.daemon.hashing_worker import Worker
 from ckptfs.store.bad_chunks import find_bad_places
@@ -121,6 +122,21 @@ def test_workers_that_cannot_be_started_are_done_without(
     assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
 
 
+def test_workers_that_never_say_that_they_are_ready_are_done_without(
+    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(hashing_worker, "GIVEN_UP_AFTER_S", 0.05)
+    workers = HashingProcesses(Disk(str(tmp_path)))
+    trio.run(workers.prepare)
+    span = Span(0, SIZE, SIZE, Mode.FIXED)
+    assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+    workers.close()
+
+
 def test_nobody_waits_for_the_start_of_a_worker(tmp_path: Path, fd: int) -> None:
     workers, span = HashingProcesses(Disk(str(tmp_path))), Span(0, SIZE, SIZE, Mode.CONTENT)
     assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
@@ -140,6 +156,7 @@ def test_a_worker_that_nobody_heard_ends_without_a_word() -> None:
 
 CUTTING = """
 import os, sys, time, trio
+from ckptfs.daemon import hashing_worker
 from ckptfs.daemon.hashing_processes import HashingProcesses
 from ckptfs.store.disk import Disk
 from ckptfs.store.regions import Mode

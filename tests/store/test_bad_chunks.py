@@ -131,6 +131,19 @@ def test_every_chunk_at_each_end_of_a_window(store: SmallStore, monkeypatch: pyt
             damage(store, location, at)
 
 
+def test_a_huge_chunk_needs_no_pipe_for_each_mib_of_it(store: SmallStore) -> None:
+    """A recipe of a file of 100 GB is one chunk of 16 MB."""
+    content = random_bytes(9 * MIB, 50)
+    suspect = chunk_id(content), Location(9999, 0, len(content), len(content))
+    path = store.root / segment_paths(9999)[0]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    assert find_bad(store.disk, [suspect]) == []
+    assert watched(store).maps == 0
+    damage(store, suspect[1], 5 * MIB)
+    assert find_bad(store.disk, [suspect]) == one_by_one(store.disk, [suspect]) != []
+
+
 def test_a_segment_that_was_cut_off_or_is_gone(store: SmallStore) -> None:
     suspects = suspects_of(store)
     last = max((one for _, one in suspects), key=lambda one: one.offset)
