@@ -11,6 +11,11 @@
  * `request` is the number of the request that libfuse was given last. pyfuse3 starts a handler before it
  * reads the next one, so until a handler first waits that is its own.
  *
+ * Requests are read without waiting: between the poll that says that there is one and the read, its caller
+ * may have been killed and the kernel may have taken it back. A read that waits then would wait with the
+ * event loop, for whatever request comes next. pyfuse3 goes back to its poll after EINTR, but not after
+ * EAGAIN.
+ *
  * A node id below 2^62 with bit 61 set is the second node of the inode that the other bits name
  * (see fusefs/nodes.py): st_ino is shown without that bit, in every reply that has attributes.
  *
@@ -22,6 +27,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -198,6 +204,23 @@ void fuse_session_process_buf(struct fuse_session *se, const struct fuse_buf *bu
     if (!(buf->flags & FUSE_BUF_IS_FD) && buf->size >= 16)
         memcpy(&last_request, (const char *)buf->mem + 8, sizeof(last_request));
     real(se, buf);
+}
+
+typedef int (*receive_buf_call)(struct fuse_session *, struct fuse_buf *);
+
+int fuse_session_receive_buf(struct fuse_session *se, struct fuse_buf *buf)
+{
+    static receive_buf_call real;
+    if (!real)
+        real = (receive_buf_call)dlsym(RTLD_NEXT, "fuse_session_receive_buf");
+    if (!real)
+        abort(); /* pyfuse3 could not have been loaded */
+    /* Each time: what lies below the number changes when a session begins. It costs 0.1 us. */
+    int fd = fuse_session_fd(se), flags = fcntl(fd, F_GETFL);
+    if (flags >= 0 && !(flags & O_NONBLOCK))
+        fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    int got = real(se, buf);
+    return got == -EAGAIN ? -EINTR : got;
 }
 
 static PyObject *request(PyObject *self, PyObject *args)
