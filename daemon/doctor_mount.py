@@ -77,6 +77,14 @@ def said_by(status: Mapping[str, object]) -> Iterator[Finding]:
     yield (fine if status["write_path"] == "passthrough" else note)(
         "write path", f"{status['write_path']}: {status['why']}"
     )
+    if status.get("kept") is False:
+        yield problem(
+            "restart",
+            f"the mount ends with its daemon, and with it whatever is open: {status['kept_why']}",
+            "put that right and restart the service while no job runs",
+        )
+    else:
+        yield fine("restart", f"the mount outlives its daemon: {'yes' if status.get('kept') else 'no'}")
     pending = cast(int, status["ingest_pending_bytes"])
     yield fine("ingest", f"{human_bytes(pending)} wait" if pending else "nothing waits")
     scrub = status.get("scrub")

@@ -19,8 +19,9 @@ import struct
 import sys
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
+from typing import Final
 
 _FIRST_FD = 3
 _MOST_FDS = 16
@@ -30,11 +31,18 @@ _MESSAGE_BYTES = 1 << 14
 _SHORT_S = 2.0
 _MOST_REFUSED = 5
 _PAUSE_S = 0.5
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_LOOK_S = 0.05
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+_FORWARDED: Final = (*_STOPS, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Keeper:
-    """One daemon, started again and again; and the (name, fd) pairs that are kept for it."""
+    """One daemon, started again and again; and the (name, fd) pairs that are kept for it.
+
+    `_pid` and `_process` are the daemon's number and a descriptor of it, 0 and -1 while there is none. They
+    change only while the signals that are forwarded are blocked, so each of these reaches a daemon, or is
+    seen before the next one is started.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
@@ -43,7 +51,7 @@ class Keeper:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind("\0" + self._address[1:])
         self._kept: list[tuple[str, int]] = []
-        self._pid = 0
+        self._pid, self._process = 0, -1
         self._stops = False
         self._hands_over = False
 
@@ -51,35 +59,53 @@ class Keeper:
         """Returns the exit code, that of a shell if the daemon was killed."""
         for number in _FORWARDED:
             signal.signal(number, self._forward)
-        refused = 0
+        refused, code = 0, 0
         while True:
             begun = time.monotonic()
-            code = self._run_once()
+            if not self._start():
+                return code if code >= 0 else 128 - code
+            code = self._ended()
             refused = refused + 1 if code > 0 and time.monotonic() - begun < _SHORT_S else 0
             goes_on = code != 0 or self._hands_over
             if not goes_on or self._stops or refused >= _MOST_REFUSED:
                 return code if code >= 0 else 128 - code
             self._hands_over = False
-            if refused:
-                time.sleep(_PAUSE_S)
+            until = time.monotonic() + (_PAUSE_S if refused else 0)
+            while not self._stops and time.monotonic() < until:
+                time.sleep(_LOOK_S)
 
-    def _run_once(self) -> int:
-        self._pid = os.fork()
-        if not self._pid:
-            self._become_daemon()
-        ended = os.pidfd_open(self._pid)
+    def _start(self) -> bool:
+        """False if it was told to stop meanwhile."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         try:
-            while True:
-                ready, _, _ = select.select([self._socket.fileno(), ended], [], [])
-                if self._socket.fileno() in ready:
-                    self._hear()  # all that it said before it ended comes first
-                elif ended in ready:
-                    return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            if self._stops:
+                return False
+            self._pid = os.fork()
+            if not self._pid:
+                self._become_daemon(before)
+            self._process = os.pidfd_open(self._pid)
+            return True
         finally:
-            self._pid = 0
-            os.close(ended)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _become_daemon(self) -> None:
+    def _ended(self) -> int:
+        """Wait for its end; its exit code, below 0 the signal."""
+        while True:
+            ready, _, _ = select.select([self._socket.fileno(), self._process], [], [])
+            if self._socket.fileno() in ready:
+                self._hear()  # all that it said before it ended comes first
+            elif self._process in ready:
+                break
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            os.close(self._process)
+            self._pid, self._process = 0, -1
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return code
+
+    def _become_daemon(self, mask: Iterable[int]) -> None:
         try:
             environment = {**os.environ, "NOTIFY_SOCKET": self._address}
             if self._kept:
@@ -91,6 +117,7 @@ class Keeper:
                 environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in self._kept)
             for number in _FORWARDED:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(self._command[0], self._command, environment)
         except BaseException as e:
             os.write(2, f"{self._command[0]}: {e}\n".encode())
@@ -132,12 +159,12 @@ class Keeper:
             self._kept = [one for one in self._kept if one[0] != name]
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGUSR1:
-            self._hands_over = True
-        else:
+        if number in _STOPS:
             self._stops = True
+        elif number == signal.SIGUSR1 and self._pid:
+            self._hands_over = True
         if self._pid:
-            os.kill(self._pid, number)
+            signal.pidfd_send_signal(self._process, signal.Signals(number))
 
 
 if __name__ == "__main__":

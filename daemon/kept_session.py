@@ -1,26 +1,47 @@
 """Taking over the mount of a daemon that died: the two descriptors that a service manager kept for us.
 
 One rule: what was kept is used whole or not at all. If it is not that of this mount and store, or of another
-layout, or the mount is gone, it is let go, and mounting begins anew.
+layout, or cannot be read, or the mount is gone, it is let go, and mounting begins anew.
 
-Source: sd_listen_fds(3), FDSTORE= in sd_notify(3); SEMANTICS.md, "When the daemon dies".
+A session and its state have a name each, with a token in it that is made for the two of them: what is kept
+of two mounts, of one that is gone and the next, is never put together. Source: sd_listen_fds(3), FDSTORE= in
+sd_notify(3); SEMANTICS.md, "When the daemon dies".
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ckptfs.daemon.mounts import mount_at, mount_table
+from ckptfs.fusefs.kept_check import check_kept
 from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.store.errors import CkptfsError
 
 log = logging.getLogger(__name__)
-SESSION_NAME = "ckptfs-session"
-STATE_NAME = "ckptfs-state"
 _FIRST_FD = 3
+_TOKEN_BYTES = 8
+_NAME = re.compile(r"ckptfs-(session|state)(?:-([0-9a-f]{1,32}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the two descriptors of one mount are called; no other mount has the same."""
+
+    session: str
+    state: str
+
+    @classmethod
+    def of(cls, token: str) -> Names:
+        return cls(f"ckptfs-session-{token}", f"ckptfs-state-{token}")
+
+    @classmethod
+    def new(cls) -> Names:
+        """For a mount that begins."""
+        return cls.of(os.urandom(_TOKEN_BYTES).hex())
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,43 +50,76 @@ class KeptSession:
 
     fuse_fd: int
     state: KeptState
+    names: Names
+
+    def close(self) -> None:
+        """Let go of it. The kernel ends the session once nobody else keeps it."""
+        os.close(self.fuse_fd)
+        self.state.close()
 
 
-def kept_fds(environment: Mapping[str, str], pid: int) -> dict[str, int]:
-    """The descriptors that were passed to this process, by name. They are not passed on to children. Of a
-    name that several have nobody knows which is the right one: it has none."""
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a daemon finds when it starts. `stale` are the names of what nobody goes on with: the service
+    manager keeps it as long as it is not told to let it go, and then that mount answers nobody."""
+
+    session: KeptSession | None
+    stale: tuple[str, ...]
+
+
+def kept_fds(environment: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
+    """The descriptors that were passed to this process, and their names. They are not passed on to
+    children."""
     count = environment.get("LISTEN_FDS", "")
     if environment.get("LISTEN_PID") != str(pid) or not count.isdecimal():
-        return {}
+        return []
     names = environment.get("LISTEN_FDNAMES", "").split(":")
-    found: dict[str, int] = {}
-    several: set[str] = set()
-    for fd, name in zip(range(_FIRST_FD, _FIRST_FD + int(count)), names, strict=False):
+    found = [*zip(names, range(_FIRST_FD, _FIRST_FD + int(count)), strict=False)]
+    for _, fd in found:
         os.set_inheritable(fd, False)
-        if name in found:
-            os.close(fd)
-            several.add(name)
-        else:
-            found[name] = fd
-    for name in several:
-        os.close(found.pop(name))
     return found
 
 
-def take_over(fds: Mapping[str, int], path: str, store: str) -> KeptSession | None:
-    """The session of the mount of `store` at `path`, if it goes on; else what was kept is closed."""
-    ours = {name: fd for name, fd in fds.items() if name in (SESSION_NAME, STATE_NAME)}
-    if len(ours) == 2:
-        try:
-            state = KeptState.adopt(ours[STATE_NAME])
-            if _goes_on(state, path, store):
-                return KeptSession(ours[SESSION_NAME], state)
+def take_over(fds: Iterable[tuple[str, int]], path: str, store: str) -> Inherited:
+    """Find the session of the mount of `store` at `path`, if it goes on; all else of ours is closed."""
+    pairs: dict[str, list[tuple[str, str, int]]] = {}
+    for name, fd in fds:
+        if (match := _NAME.fullmatch(name)) is not None:
+            pairs.setdefault(match[2] or "", []).append((match[1], name, fd))
+    session, stale = None, []
+    for kept in pairs.values():
+        taken = None if session is not None else _taken(kept, path, store)
+        if taken is None:
+            stale += [name for _, name, _ in kept]
+            for _, _, fd in kept:
+                os.close(fd)
+        session = session or taken
+    return Inherited(session, tuple(dict.fromkeys(stale)))
+
+
+def _taken(kept: list[tuple[str, str, int]], path: str, store: str) -> KeptSession | None:
+    by_kind = {kind: (name, fd) for kind, name, fd in kept}
+    if len(kept) != 2 or len(by_kind) != 2:
+        return None
+    (session_name, session_fd), (state_name, state_fd) = by_kind["session"], by_kind["state"]
+    try:
+        state = KeptState.adopt(state_fd)
+        if not _goes_on(state, path, store):
             log.warning("the mount that was kept is not the one of %s at %s, or is gone", store, path)
-        except CkptfsError as e:
-            log.warning("the mount cannot be taken over: %s", e)
-    for fd in ours.values():
-        os.close(fd)
-    return None
+            return None
+        check_kept(state)
+    except CkptfsError as e:
+        log.error("%s", refusal(path, e))
+        return None
+    return KeptSession(session_fd, state, Names(session_name, state_name))
+
+
+def refusal(path: str, error: CkptfsError) -> str:
+    """What the log says of a session that nobody goes on with."""
+    return (
+        f"the mount at {path} cannot be taken over: {error}. It is mounted anew: whoever has something open "
+        "in it gets errors and must open it again; what was written is there"
+    )
 
 
 def _goes_on(state: KeptState, path: str, store: str) -> bool:

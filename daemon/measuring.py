@@ -86,6 +86,7 @@ class Measuring:
             versions_made=face.recorder.versions_made,
             open_files=len(face.files.open_files),
             kernel_reads=facts.kernel_reads,
+            kept=facts.kept,
             corruptions=self._segments.corruption_count,
             scrub_damage=int(_of_scrub(facts.scrub, "corrupt") or 0),
             scrub_age_s=_of_scrub(facts.scrub, "age_s"),

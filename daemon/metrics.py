@@ -64,6 +64,7 @@ class Figures:
     scrub_damage: int
     scrub_age_s: float | None
     publish_waiting_s: float
+    kept: bool | None
     remotes: tuple[RemoteFigures, ...] = ()
 
 
@@ -86,6 +87,11 @@ _GAUGES: tuple[tuple[str, str, _Value], ...] = (
     ("publish_waiting_seconds", "Age of the oldest change in no version.", lambda f: f.publish_waiting_s),
     ("open_files", "Inodes that clients have open.", lambda f: f.open_files),
     ("kernel_reads", "Stored files that the kernel reads by itself now.", lambda f: f.kernel_reads),
+    (
+        "session_kept",
+        "1: the mount outlives its daemon; 0: it should, and does not.",
+        lambda f: None if f.kept is None else float(f.kept),
+    ),
     ("scrub_damage", "Damage that the last scrub found and could not heal.", lambda f: f.scrub_damage),
     ("scrub_age_seconds", "Since the last scrub of the whole store ended.", lambda f: f.scrub_age_s),
 )

@@ -28,7 +28,7 @@ from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
-from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, KeptSession
+from ckptfs.daemon.kept_session import KeptSession, Names
 from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
 from ckptfs.daemon.lifetime import Stop, Switched, keep_running
@@ -80,6 +80,8 @@ class Mount:
         kept: KeptSession | None,
     ) -> None:
         self._kept = kept
+        self._session: Session | None = None
+        self._names = kept.names if kept is not None else Names.new()
         self._parts = parts
         self._path = path
         self._config = config
@@ -139,7 +141,7 @@ class Mount:
 
     async def serve(self, as_json: bool) -> None:
         """Mount, serve, and leave everything durable."""
-        session = self._mounted()
+        session = self._session = self._mounted()
         # Of a terminal that goes away SIGHUP says just that.
         stop = Stop(session, self._path, None if os.isatty(0) else self._reloader.reload)
         leaves_mounted = True  # what fails by a bug of ours is left to the next daemon
@@ -217,18 +219,15 @@ class Mount:
         except RuntimeError as e:
             raise Unavailable(f"{self._path} cannot be mounted: {e}") from None
 
-    def _keep(self, fuse_fd: int, state_fd: int) -> None:
-        """Have the mount outlive us."""
-        for name in (SESSION_NAME, STATE_NAME):
-            self._manager.let_go(name)  # of a mount that is gone
-        self._manager.keep(STATE_NAME, state_fd)
-        self._manager.keep(SESSION_NAME, fuse_fd)
+    def _keep(self, fuse_fd: int, state_fd: int) -> str:
+        """Have the mount outlive us. Returns why it does not."""
+        return self._manager.keep({self._names.state: state_fd, self._names.session: fuse_fd})
 
     def _leave(self, session: Session, *, mounted: bool) -> None:
         """Unmount, or leave the mount to the next daemon."""
         if session.is_kept and not mounted:
-            self._manager.let_go(SESSION_NAME)
-            self._manager.let_go(STATE_NAME)
+            self._manager.let_go(self._names.session)
+            self._manager.let_go(self._names.state)
         self._manager.tell(STOPPING="1")
         session.close(leave_mounted=mounted)
 
@@ -375,7 +374,10 @@ class Mount:
         self._parts.index.apply(change, sync=True)
 
     async def _facts(self) -> Facts:
+        session = self._session
         return Facts(
+            kept=None if session is None else session.kept,
+            kept_why="it is not mounted yet" if session is None else session.kept_why,
             write_path="passthrough" if self.face.passthrough.enabled else "plain",
             why=self.face.passthrough.why,
             mountpoint=self._path,

@@ -48,7 +48,8 @@ _SLICE_ROWS = 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What `status` says of the mount itself; `write_path` is None where nothing is mounted, `kernel_reads`
-    counts the stored files that are open and read by the kernel itself."""
+    counts the stored files that are open and read by the kernel itself. `kept`: whether the mount outlives
+    its daemon; None: nobody is there who could keep it, or nothing is mounted."""
 
     write_path: str | None
     why: str
@@ -59,6 +60,8 @@ class Facts:
     scrub: Json = None
     remotes: Json = None
     encoding: Json = None
+    kept: bool | None = None
+    kept_why: str = "nothing is mounted"
 
 
 class Queries:
@@ -115,6 +118,8 @@ class Queries:
             "write_path": facts.write_path,
             "why": facts.why,
             "kernel_reads": facts.kernel_reads,
+            "kept": facts.kept,
+            "kept_why": facts.kept_why,
             "units": [self._unit_row(unit) for unit in units],
             "stored_bytes": self._segments.payload_bytes(),
             "free_bytes": self._disk.space().available,

@@ -35,15 +35,17 @@ class ServiceManager:
         timeout = environment.get("WATCHDOG_USEC", "")
         is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.is_there = bool(self._address)
+        self._room = environment.get("FDSTORE", "")
         self.watchdog_s = int(timeout) / _MICROSECONDS if timeout.isdecimal() and is_ours else 0.0
 
     def tell(self, **fields: str) -> None:
         """One message: READY="1", STATUS="…". Nobody hears it who has gone meanwhile."""
         self._send("\n".join(f"{key}={value}" for key, value in fields.items()).encode(), [])
 
-    def _send(self, message: bytes, fds: list[int]) -> None:
+    def _send(self, message: bytes, fds: list[int]) -> str:
+        """Returns why it could not be told, "" if it was."""
         if not self._address:
-            return
+            return "there is none"
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.setblocking(False)
@@ -53,6 +55,8 @@ class ServiceManager:
                 channel.sendmsg([message], rights, 0, address)
             except OSError as e:
                 log.warning("the service manager could not be told: %s", e)
+                return f"it could not be told: {e.strerror or e}"
+        return ""
 
     def reloading(self) -> None:
         """The configuration is being read again."""
@@ -64,9 +68,17 @@ class ServiceManager:
         if self._is_ready:
             self.tell(READY="1")
 
-    def keep(self, name: str, fd: int) -> None:
-        """Have a descriptor kept over our death, and passed to the next daemon under this name."""
-        self._send(f"FDSTORE=1\nFDNAME={name}".encode(), [fd])
+    def keep(self, fds: Mapping[str, int]) -> str:
+        """Have descriptors kept over our death, and passed to the next daemon under these names: all, or
+        none. Returns why they are not, "" if they are. (systemd tells how many it keeps from 254 on.)"""
+        if self._room.isdecimal() and int(self._room) < len(fds):
+            return f"FileDescriptorStoreMax={self._room} of the unit is too small: set it to 4"
+        refusal = ""
+        for name, fd in fds.items():
+            refusal = refusal or self._send(f"FDSTORE=1\nFDNAME={name}".encode(), [fd])
+        for name in fds if refusal else ():
+            self.let_go(name)
+        return refusal
 
     def let_go(self, name: str) -> None:
         """Have what was kept under a name closed."""

@@ -20,7 +20,7 @@ from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO
 from ckptfs.fusefs.requests import Requests
 from ckptfs.store.errors import Corrupt, NotFound
-from ckptfs.store.ids import ChunkId, TreeId, UnitId
+from ckptfs.store.ids import DIGEST_BYTES, UNIT_ID_BYTES, ChunkId, TreeId, UnitId
 from ckptfs.store.tree import Entry
 
 _RECENT_NODES = 4096
@@ -177,16 +177,18 @@ def decode_node(encoded: bytes) -> Node:
     """The node of a note; Corrupt if it is none."""
     try:
         kept = msgspec.msgpack.decode(encoded, type=_Kept)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, ValueError) as e:
         raise Corrupt(f"a note of a past version's inode cannot be read: {e}") from None
     if kept.place is not None:
         base, unit, number, path, tree = kept.place
+        if len(unit) != UNIT_ID_BYTES or len(tree) != DIGEST_BYTES:
+            raise Corrupt("a note of a past version's inode has ids of another length")
         place = Place(base, UnitId(unit), number, path, TreeId(ChunkId(tree)))
         if kept.saved is None:
             return VersionNode(place)
         return SavedNode(kept.saved[0], place, kept.saved[1], is_dir=kept.saved[2])
-    if kept.live is None and kept.unit is None:
-        raise Corrupt("a note of a past version's inode is empty")
+    if kept.live is None and (kept.unit is None or len(kept.unit) != UNIT_ID_BYTES):
+        raise Corrupt("a note of a past version's inode says nothing")
     listing = VersionsNode(kept.live) if kept.live is not None else UnitNode(UnitId(kept.unit or b""))
     return listing if kept.link is None else LinkNode(listing, kept.link)
 

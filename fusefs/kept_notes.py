@@ -115,12 +115,18 @@ class Notes:
     def _read(self) -> None:
         half, end = divmod(self._words[0], _SECOND_HALF)
         at = PAGE_BYTES + half * HALF_BYTES
+        if end > HALF_BYTES:
+            raise Corrupt(f"what was kept of the session has notes of {end} bytes")
         end += at
         while at < end:
+            if end - at < _HEAD.size:
+                raise Corrupt("what was kept of the session ends within a note")
             kind, key, length = _HEAD.unpack_from(self._mapped, at)
             at += _HEAD.size
             if kind not in self._kinds:
                 raise Corrupt(f"what was kept of the session has a note of kind {kind}")
+            if not _GONE <= length <= end - at:
+                raise Corrupt(f"what was kept of the session has a note of {length} bytes")
             value = None if length == _GONE else bytes(self._mapped[at : at + length])
             at += max(length, 0)
             self._note(kind, key, value)

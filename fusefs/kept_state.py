@@ -70,6 +70,8 @@ class Counted:
     def __init__(self, fd: int, start: int) -> None:
         self._mapped = mmap.mmap(fd, PAGE_BYTES + _MOST_COUNTED * _COUNT_BYTES, offset=start)
         self._words = memoryview(self._mapped).cast("Q")
+        if self._words[0] > _MOST_COUNTED:
+            raise Corrupt(f"what was kept of the session has {self._words[0]} counts")
 
     def __iter__(self) -> Iterator[Count]:
         for at in range(self._words[0]):
@@ -122,14 +124,20 @@ class KeptState:
     @classmethod
     def adopt(cls, fd: int) -> KeptState:
         """That of a daemon that is gone. Unsupported if another version of ckptfs has made it, Corrupt if it
-        is none."""
-        head = os.pread(fd, _HEAD.size, 0)
+        is none, or damaged."""
+        try:
+            head = os.pread(fd, _HEAD.size, 0)
+        except OSError as e:
+            raise Corrupt(f"what was kept of the session cannot be read: {e.strerror}") from None
         if len(head) != _HEAD.size or not head.startswith(_MAGIC):
             raise Corrupt("what was kept of the session is not a session's state")
         _, layout, _, _ = _HEAD.unpack(head)
         if layout != LAYOUT:
             raise Unsupported(f"what was kept of the session has layout {layout}, this is {LAYOUT}")
-        return cls(fd)
+        try:
+            return cls(fd)
+        except (OSError, ValueError, struct.error) as e:
+            raise Corrupt(f"what was kept of the session cannot be read: {e}") from None
 
     def close(self) -> None:
         """Let go of the file; it stays as long as somebody else keeps it."""
@@ -141,7 +149,7 @@ class KeptState:
         *_, length = _HEAD.unpack_from(self._head)
         try:
             return msgspec.msgpack.decode(self._head[_HEAD.size : _HEAD.size + length], type=Negotiated)
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, ValueError) as e:
             raise Corrupt(f"what was kept of the session cannot be read: {e}") from None
 
     @negotiated.setter

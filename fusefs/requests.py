@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ckptfs.fusefs import REPLIES
 from ckptfs.fusefs.kept_notes import Kind
 from ckptfs.fusefs.kept_state import Count, KeptState
+from ckptfs.store.errors import Corrupt
 from ckptfs.store.index import Change, Index, Table
 
 _AGAIN = 1 << 63
@@ -36,6 +37,14 @@ class _Handled:
 
 _NONE = _Handled(0)
 _HANDLED: ContextVar[_Handled] = ContextVar("ckptfs_request", default=_NONE)
+
+
+def read_rows(index: Index) -> list[tuple[int, int, int]]:
+    """The rows of requests that were done: sequence, number, inode. Corrupt if one of them is none."""
+    rows = [row for _, row in index.scan(Table.REQUEST)]
+    if any(len(row) != _ROW.size for row in rows):
+        raise Corrupt("the index has a request that cannot be read, so what was done might be done twice")
+    return [_ROW.unpack(row) for row in rows]
 
 
 class Requests:
@@ -61,8 +70,7 @@ class Requests:
 
     def resume(self, index: Index) -> None:
         """Go on with the session of a daemon that died."""
-        for _, row in index.scan(Table.REQUEST):
-            sequence, unique, ino = _ROW.unpack(row)
+        for sequence, unique, ino in read_rows(index):
             self._made[unique] = ino
             self._sequence = max(self._sequence, sequence)
         moved = list(self._state.counted)

@@ -45,11 +45,12 @@ class Session:
         allow_other: bool,
         write_path: str = "auto",
         taken_over: int | None = None,
-        keep: Callable[[int, int], None] | None = None,
+        keep: Callable[[int, int], str] | None = None,
     ) -> None:
         """`mountpoint` is a real path: looking at it would wait for ourselves. `taken_over` is the fd of the
         session of a daemon that died, whose state the operations go on with. `keep` is told the two fds, of
-        the session and of its state, that the mount outlives us with."""
+        the session and of its state, that the mount outlives us with; it returns why they are not kept.
+        """
         self.mountpoint = mountpoint
         self._operations = operations
         self._passthrough = passthrough
@@ -61,6 +62,7 @@ class Session:
         self._device = device_of(mountpoint) if taken_over is not None else None
         self._keep = keep
         self.is_kept = taken_over is not None
+        self.kept_why = "it was taken over" if self.is_kept else ""
         self.serving = trio.Event()
         if taken_over is not None:
             self._fuse_fd = taken_over
@@ -75,8 +77,17 @@ class Session:
         if self._fuse_fd >= 0:
             with trio.fail_after(_INIT_LIMIT_S):
                 await (self._resume() if self.is_kept else self._negotiate())
+        else:
+            self.kept_why = "only a mount that root made can be"
+            self._tell_refusal()
         self.serving.set()
         await pyfuse3.main(min_tasks=4, max_tasks=64)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the mount outlives this process; None: nobody is there who could keep it. `kept_why` says
+        it in a few words."""
+        return self.is_kept if self._keep is not None else None
 
     def stop(self) -> None:
         """Make `run` return; what is in flight is still answered."""
@@ -164,7 +175,9 @@ class Session:
     def _keep_session(self, offer: kernel.Offer, answer: bytes) -> None:
         """From here on the mount outlives us, if somebody keeps the two fds."""
         device = device_of(self.mountpoint)
-        if self._keep is None or REPLIES is None or not offer.resend or device is None:
+        self.kept_why = self._refusal_to_keep(offer, device)
+        if self.kept_why or self._keep is None or device is None:
+            self._tell_refusal()
             return
         self._state.negotiated = Negotiated(
             self.mountpoint,
@@ -175,8 +188,24 @@ class Session:
             offer.passthrough,
             offer.killpriv_v2,
         )
-        self._keep(self._fuse_fd, self._state.fd)
-        self.is_kept = True
+        self.kept_why = self._keep(self._fuse_fd, self._state.fd)
+        if self.kept_why:
+            self._tell_refusal()
+            return
+        self.is_kept, self.kept_why = True, "the service manager has its session"
+
+    def _refusal_to_keep(self, offer: kernel.Offer, device: str | None) -> str:
+        if self._keep is None:
+            return "no service manager has started its daemon"
+        if REPLIES is None:
+            return "the reply extension is not built"
+        if not offer.resend:
+            return "the kernel cannot ask again (6.9 and newer can)"
+        return "" if device is not None else "it was unmounted at once"
+
+    def _tell_refusal(self) -> None:
+        if self._keep is not None:
+            log.error("the mount ends with this daemon, whatever is open in it: %s", self.kept_why)
 
     def _decided(self, offer: kernel.Offer) -> kernel.Offer:
         refusal = None

@@ -14,17 +14,16 @@ import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.kept_notes import Kind, Notes
+from ckptfs.fusefs.kept_open import decode_open, encode_open
 from ckptfs.fusefs.nodes import Nodes
 from ckptfs.fusefs.openfile import OpenFile
 from ckptfs.fusefs.passthrough import Passthrough
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound
-from ckptfs.store.ids import ChunkId, RecipeId
+from ckptfs.store.ids import RecipeId
 from ckptfs.store.inode import Content
 from ckptfs.store.whole_segment import LEAST_BYTES, WholeSegments
 
@@ -73,8 +72,7 @@ class StoredReads:
         value = self._notes.get(Kind.LEFT, ino)
         if value is None or not self._nodes.is_left(ino):
             raise NotFound(f"nothing is known of those who read node {ino}")
-        recipe, shown = msgspec.msgpack.decode(value, type=tuple[bytes, Attributes])
-        self._left[ino] = _Left(RecipeId(ChunkId(recipe)), shown, readers)
+        self._left[ino] = _Left(*decode_open(value), readers)
 
     def want(self, recipe: RecipeId, size: int) -> None:
         """A file was stored that somebody may read soon."""
@@ -201,7 +199,7 @@ class StoredReads:
         return [left.recipe for left in self._left.values()]
 
     def _leave(self, ino: int, recipe: RecipeId, shown: Attributes, readers: int) -> _Left:
-        self._notes.put(Kind.LEFT, ino, msgspec.msgpack.encode((recipe, shown)))
+        self._notes.put(Kind.LEFT, ino, encode_open(recipe, shown))
         left = self._left[ino] = _Left(recipe, shown, readers)
         return left
 

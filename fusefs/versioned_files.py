@@ -11,16 +11,15 @@ import os
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.kept_notes import Kind, Notes
+from ckptfs.fusefs.kept_open import decode_open, encode_open
 from ckptfs.fusefs.stored_reads import StoredReads
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.formats import Reader, parse
-from ckptfs.store.ids import ChunkId, RecipeId
+from ckptfs.store.ids import RecipeId
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
 
@@ -57,8 +56,7 @@ class VersionedFiles:
         value = self._notes.get(Kind.SAVED, ino)
         if value is None:
             raise NotFound(f"nothing is known of node {ino} of a version")
-        identity, shown = msgspec.msgpack.decode(value, type=tuple[bytes, Attributes])
-        recipe_id = RecipeId(ChunkId(identity))
+        recipe_id, shown = decode_open(value)
         recipe = self._segments.read_recipe(recipe_id)
         self._shown[ino] = shown
         self._open[ino] = (recipe_id, recipe, count)
@@ -75,7 +73,7 @@ class VersionedFiles:
             identity, count = self._browse.recipe(ino), 0
             recipe = self._segments.read_recipe(identity)
             shown = self._shown[ino] = self._browse.attributes(ino)
-            self._notes.put(Kind.SAVED, ino, msgspec.msgpack.encode((identity, shown)))
+            self._notes.put(Kind.SAVED, ino, encode_open(identity, shown))
             self._stored_reads.attach_saved(ino, identity)
         self._open[ino] = (identity, recipe, count + 1)
 

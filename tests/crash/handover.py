@@ -116,18 +116,26 @@ class Daemons:
         os.kill(self._keeper.pid, signal.SIGUSR1)
         return at
 
-    def left_open(self) -> int:
-        """How many handles and backing files the present daemon keeps account of; -1 if it has just died."""
+    @contextlib.contextmanager
+    def state(self) -> Iterator[KeptState | None]:
+        """What is kept of the session, as the present daemon has it; None if that has just died."""
         try:
             fds = Path(f"/proc/{self._daemon()}/fd").iterdir()
             fd = os.open(next(fd for fd in fds if os.readlink(fd).startswith("/memfd:ckptfs")), os.O_RDWR)
         except (OSError, StopIteration):
-            return -1
+            yield None
+            return
         try:
-            notes = KeptState.adopt(fd).notes
+            yield KeptState.adopt(fd)
         finally:
             os.close(fd)
-        return sum(len([*notes.items(kind)]) for kind in (Kind.HANDLE, Kind.BACKING, Kind.SEGMENT))
+
+    def left_open(self) -> int:
+        """How many handles and backing files the present daemon keeps account of; -1 if it has just died."""
+        with self.state() as state:
+            if state is None:
+                return -1
+            return sum(len([*state.notes.items(kind)]) for kind in (Kind.HANDLE, Kind.BACKING, Kind.SEGMENT))
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""

@@ -150,7 +150,7 @@ def test_the_dashboard_shows_what_there_is() -> None:
     # Each of these is beside one that is shown.
     assert known - shown == {
         "ckptfs_ingested_files_total", "ckptfs_disk_total_bytes", "ckptfs_unit_versions",
-        "ckptfs_unit_newest_age_seconds",
+        "ckptfs_unit_newest_age_seconds", "ckptfs_session_kept",
     }  # fmt: skip
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(

@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 from kernelmounts import poll
 
-from ckptfs.daemon.kept_session import SESSION_NAME, STATE_NAME, kept_fds, take_over
+from ckptfs.daemon import kept_session
+from ckptfs.daemon.kept_session import Names, kept_fds, take_over
+from ckptfs.fusefs.kept_notes import Kind
 from ckptfs.fusefs.kept_state import KeptState, Negotiated
 
 LIVES = """
 import os, signal, sys
 from ckptfs.daemon.kept_session import kept_fds
 from ckptfs.daemon.service_manager import ServiceManager
-fds, manager = kept_fds(os.environ, os.getpid()), ServiceManager(os.environ)
+fds, manager = dict(kept_fds(os.environ, os.getpid())), ServiceManager(os.environ)
 with open(sys.argv[1], "a") as diary:
     print(*sorted(fds), *[os.get_inheritable(fd) for fd in fds.values()], file=diary)
 if not fds:
     out, into = os.pipe()
     os.write(into, b"hello")
-    manager.keep("out", out)
-    manager.keep("into", into)
+    assert manager.keep({"out": out, "into": into}) == ""
 elif len(fds) == 2:
     assert os.read(fds["out"], 9) == b"hello"
     os.write(fds["into"], b"again")
@@ -71,22 +72,24 @@ def test_who_is_told_to_stop_is_not_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("pid", "count"), [("", ""), ("1", "2"), ("7", "many"), ("7", "")])
 def test_what_is_not_for_us_is_left_alone(pid: str, count: str) -> None:
-    assert kept_fds({"LISTEN_PID": pid, "LISTEN_FDS": count, "LISTEN_FDNAMES": "a:b"}, 7) == {}
-    assert kept_fds({}, 7) == {}
+    assert kept_fds({"LISTEN_PID": pid, "LISTEN_FDS": count, "LISTEN_FDNAMES": "a:b"}, 7) == []
+    assert kept_fds({}, 7) == []
 
 
 def test_the_session_of_a_mount_that_is_gone_is_let_go(tmp_path: Path) -> None:
     state = KeptState.make()
     state.negotiated = Negotiated(str(tmp_path), "/store", 1, b"", b"", False, False)
-    out, into = os.pipe()
-    assert take_over({SESSION_NAME: into, STATE_NAME: state.fd}, str(tmp_path), "/store") is None
+    names, (out, into) = Names.new(), os.pipe()
+    found = take_over([(names.session, into), (names.state, state.fd)], str(tmp_path), "/store")
+    assert found.session is None and {*found.stale} == {names.session, names.state}
     assert os.read(out, 1) == b"", "the session is closed, so the kernel ends it"
     os.close(out)
 
 
 def test_a_part_of_a_session_is_none(tmp_path: Path) -> None:
-    out, into = os.pipe()
-    assert take_over({SESSION_NAME: into}, str(tmp_path), "/store") is None
+    names, (out, into) = Names.new(), os.pipe()
+    found = take_over([(names.session, into)], str(tmp_path), "/store")
+    assert found.session is None and found.stale == (names.session,)
     assert os.read(out, 1) == b""
     os.close(out)
 
@@ -96,12 +99,12 @@ import os, subprocess, sys
 from ckptfs.daemon.kept_session import kept_fds
 from ckptfs.daemon.service_manager import ServiceManager
 if len(sys.argv) > 1:
-    ServiceManager(os.environ).keep(sys.argv[1], 0)
+    ServiceManager(os.environ).keep({sys.argv[1]: 0})
     sys.exit()
-fds = kept_fds(os.environ, os.getpid())
+fds = dict(kept_fds(os.environ, os.getpid()))
 if "own" not in fds:
     subprocess.run([sys.executable, __file__, "foreign"], check=True)  # any process may know the address
-    ServiceManager(os.environ).keep("own", 0)
+    ServiceManager(os.environ).keep({"own": 0})
     os.kill(os.getpid(), 9)
 print(*sorted(fds))
 """
@@ -114,27 +117,84 @@ def test_nobody_else_has_anything_kept(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "own\n"), done.stderr
 
 
-def test_of_several_of_a_name_none_is_right(tmp_path: Path) -> None:
-    script = """if True:
-        import os, sys
-        from ckptfs.daemon.kept_session import kept_fds
-        os.environ["LISTEN_PID"] = str(os.getpid())
-        print(*kept_fds(os.environ, os.getpid()))
-        assert [fd for fd in (3, 4, 5) if os.path.exists(f"/proc/self/fd/{fd}")] == [4]
-    """
-    (tmp_path / "x").touch()
-    fds = [os.open(tmp_path / "x", os.O_RDONLY) for _ in range(3)]
-    environment = {**os.environ, "LISTEN_FDS": "3", "LISTEN_FDNAMES": "a:b:a"}
-    shell = " ".join(f"{3 + at}<&{fd}" for at, fd in enumerate(fds))
-    done = subprocess.run(
-        ["bash", "-c", f'exec "$0" -c "$1" {shell}', sys.executable, script],
-        env=environment,
-        pass_fds=fds,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
+def test_who_is_told_to_stop_in_a_pause_starts_nothing_more(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    with subprocess.Popen(keeper("sh", "-c", f"echo x >> {starts}; exit 3")) as one:
+        children = Path(f"/proc/{one.pid}/task/{one.pid}/children")
+        assert poll(lambda: starts.exists() and not children.read_text(), 30, every_s=0.001)
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(30) == 3
+    assert starts.read_text() == "x\n"
+
+
+TOLD_JUST_BEFORE = """
+import os, signal, sys
+from ckptfs.daemon.keeper import Keeper
+fork = os.fork
+def told():
+    os.kill(os.getpid(), signal.SIGTERM)
+    return fork()
+os.fork = told
+sys.exit(Keeper(["sleep", "60"]).run())
+"""
+
+
+def test_who_is_told_to_stop_while_it_starts_a_daemon_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", TOLD_JUST_BEFORE], timeout=30, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
+
+
+def test_a_reload_is_no_stop(tmp_path: Path) -> None:
+    script = (
+        f"test -e {tmp_path}/second && exit 0; trap '>{tmp_path}/second; kill -9 $$' HUP; >{tmp_path}/first; "
     )
-    for fd in fds:
+    with subprocess.Popen(keeper("sh", "-c", script + "while :; do sleep 0.02; done")) as one:
+        assert poll((tmp_path / "first").exists, 30)
+        one.send_signal(signal.SIGHUP)
+        assert one.wait(30) == 0, "the daemon that died then had a successor"
+
+
+def made(tmp_path: Path) -> KeptState:
+    state = KeptState.make()
+    state.negotiated = Negotiated(str(tmp_path), "/store", 1, b"", b"", False, False)
+    return state
+
+
+@pytest.fixture
+def every_mount_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_session, "_goes_on", lambda state, path, store: True)
+
+
+@pytest.mark.usefixtures("every_mount_goes_on")
+def test_a_state_never_goes_with_another_session(tmp_path: Path) -> None:
+    one, other = Names.new(), Names.new()
+    states = made(tmp_path), made(tmp_path)
+    (out, into), (other_out, other_into) = os.pipe(), os.pipe()
+    fds = [(other.session, other_into), (one.state, states[0].fd), ("foreign", 0), (one.session, into)]
+    found = take_over(fds, str(tmp_path), "/store")
+    assert found.session is not None and found.stale == (other.session,)
+    assert (found.session.fuse_fd, found.session.state.fd) == (into, states[0].fd)
+    assert os.read(other_out, 1) == b"", "what has no state is closed"
+    found.session.close()
+    assert os.read(out, 1) == b""
+
+    third_out, third = os.pipe()
+    found = take_over([(one.session, third), (other.state, states[1].fd)], str(tmp_path), "/store")
+    assert found.session is None and {*found.stale} == {one.session, other.state}
+    assert os.read(third_out, 1) == b""
+    for fd in (out, other_out, third_out):
         os.close(fd)
-    assert (done.returncode, done.stdout) == (0, "b\n"), done.stderr
+
+
+@pytest.mark.usefixtures("every_mount_goes_on")
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_cannot_be_read_is_not_taken_over(
+    kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, names, (out, into) = made(tmp_path), Names.new(), os.pipe()
+    state.notes.put(kind, 5, b"\xc1\xc1\xc1")
+    found = take_over([(names.session, into), (names.state, state.fd)], str(tmp_path), "/store")
+    assert found.session is None and {*found.stale} == {names.session, names.state}
+    assert f"{kind.name} of 5" in caplog.text and "must open it again" in caplog.text
+    assert os.read(out, 1) == b""
+    os.close(out)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 from kernelmounts import poll
-from mounting import Mount
+from mounting import Mount, may_pass_through
 
 from ckptfs.daemon.mount_probe import MountProbe
 from ckptfs.daemon.service_manager import ServiceManager
@@ -69,6 +69,8 @@ def test_ready_alive_stopping(served: Mount, manager: Manager) -> None:
     poll(lambda: manager.count("READY") == 1, 30)
     (ready,) = [one for one in manager.told if "READY" in one]
     assert ready["READY"] == "1" and str(served.path) in ready["STATUS"]
+    if may_pass_through():  # root, and a kernel that can ask again
+        assert served.facts("status", str(served.path))["kept"] is True
     poll(lambda: manager.count("WATCHDOG") >= 3, 60)
     served.stop()
     assert manager.count("STOPPING") == 1 and manager.count("READY") == 1
@@ -86,6 +88,35 @@ def test_a_daemon_that_hangs_is_not_called_alive(served: Mount, manager: Manager
     finally:
         os.kill(served.pid, signal.SIGCONT)
     poll(lambda: manager.count("WATCHDOG") > before, 60)
+
+
+def test_a_mount_that_nobody_keeps_says_so(
+    tmp_path: Path, mount_factory: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@ckptfs-test-{os.getpid()}")
+    monkeypatch.setenv("FDSTORE", "1")
+    one = Manager(os.environ["NOTIFY_SOCKET"])
+    figures = tmp_path / "a.prom"
+    mount = mount_factory(config={"metrics": str(figures)})
+    status = mount.facts("status", str(mount.path))
+    assert status["kept"] is False and status["kept_why"]
+    assert "the mount ends with this daemon" in mount.log_tail()
+    assert poll(lambda: figures.exists() and "ckptfs_session_kept 0.0" in figures.read_text(), 30)
+    assert "restart" in mount.cli("doctor", str(mount.path), check=False).stdout
+    mount.stop()
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({}, "there is none"),
+        ({"NOTIFY_SOCKET": "@nobody"}, "could not be told"),
+        ({"NOTIFY_SOCKET": "@nobody", "FDSTORE": "1"}, "FileDescriptorStoreMax=1"),
+    ],
+)
+def test_who_keeps_nothing_says_why(environment: dict[str, str], why: str) -> None:
+    assert why in ServiceManager(environment).keep({"one": 0, "two": 0})
 
 
 def test_nobody_is_told_where_nobody_listens(mount_factory: Callable[..., Mount]) -> None:

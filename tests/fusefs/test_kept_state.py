@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptfs.fusefs.browse_nodes import decode_node
+from ckptfs.fusefs.kept_check import check_kept
 from ckptfs.fusefs.kept_notes import Kind, Notes
+from ckptfs.fusefs.kept_open import decode_open
 from ckptfs.fusefs.kept_state import Count, KeptState, Negotiated
 from ckptfs.fusefs.kept_words import Words
 from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO, SECOND_NODE
@@ -97,6 +100,44 @@ def test_a_note_of_an_unknown_kind_is_refused() -> None:
             Notes(fd, START)
     finally:
         os.close(fd)
+
+
+@given(st.integers(0, (1 << 64) - 1), st.binary(max_size=60))
+def test_any_bytes_are_a_state_or_refused(end: int, notes: bytes) -> None:
+    """Nothing but Corrupt comes of it."""
+    state = KeptState.make()
+    state.negotiated = Negotiated("/mnt", "/store", 41, b"request", b"answer", True, True)
+    os.pwrite(state.fd, struct.pack("<Q", end), 4 << 56)
+    os.pwrite(state.fd, notes, (4 << 56) + 4096)
+    try:
+        check_kept(KeptState.adopt(state.fd))
+    except Corrupt:
+        pass
+    finally:
+        state.close()
+
+
+@given(st.sampled_from([decode_node, decode_open]), st.binary(max_size=60))
+def test_any_bytes_are_a_note_or_refused(decode: Callable[[bytes], object], encoded: bytes) -> None:
+    try:
+        decode(encoded)
+    except Corrupt:
+        pass
+
+
+@pytest.mark.parametrize("counts", [1 << 17, 1 << 63])
+def test_too_many_counts_are_refused(state: KeptState, counts: int) -> None:
+    state.negotiated = Negotiated("/mnt", "/store", 41, b"request", b"answer", True, True)
+    os.pwrite(state.fd, struct.pack("<Q", counts), 5 << 56)
+    with pytest.raises(Corrupt):
+        KeptState.adopt(state.fd)
+
+
+def test_a_state_that_was_cut_is_refused(state: KeptState) -> None:
+    state.negotiated = Negotiated("/mnt", "/store", 41, b"request", b"answer", True, True)
+    os.ftruncate(state.fd, 1 << 20)
+    with pytest.raises(Corrupt):
+        KeptState.adopt(state.fd)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=40))

@@ -12,6 +12,7 @@ from ckptfs.fusefs.kept_notes import Kind
 from ckptfs.fusefs.kept_state import Count, KeptState
 from ckptfs.fusefs.requests import Requests
 from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt
 from ckptfs.store.index import Change, Index, Table
 
 AGAIN = 1 << 63
@@ -172,3 +173,14 @@ def test_a_node_is_not_taken_back_while_its_handle_is_remembered(daemon: Daemon)
         daemon.requests.add(Kind.HELD, NODE)
         assert daemon.held() == 1
     assert daemon.state.count(Kind.HANDLE, FH) == 1
+
+
+def test_a_row_that_cannot_be_read_is_refused(daemon: Daemon) -> None:
+    """Left out, its request would be done twice."""
+    daemon.do(2, 100)
+    assert [(unique, ino) for _, unique, ino in requests.read_rows(daemon.index)] == [(2, 100)]
+    change = Change()
+    change.put(Table.REQUEST, bytes(8), b"short")
+    daemon.index.apply(change)
+    with pytest.raises(Corrupt):
+        daemon.next()
