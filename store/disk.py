@@ -105,9 +105,11 @@ class Disk:
         """A new file (0600), opened read-write; FileExistsError if the name is taken."""
         return os.open(self.absolute(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def open_read(self, path: str) -> int:
-        """A descriptor for reading; the caller closes it."""
-        return os.open(self.absolute(path), os.O_RDONLY | os.O_CLOEXEC)
+    def open_read(self, path: str, *, waits: bool = True) -> int:
+        """A descriptor for reading; the caller closes it. While somebody has a lease that forbids it, it waits
+        until that is given back, or, if it is not to wait, is a BlockingIOError; the holder is told."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
+        return os.open(self.absolute(path), flags)
 
     def open_write(self, path: str) -> int:
         """A descriptor for reading and writing of a file that exists; the caller closes it."""
@@ -260,6 +262,10 @@ class Disk:
                 return False
             raise
         return True
+
+    def is_lease_wanted(self, fd: int) -> bool:
+        """Whether somebody waits for a "write" lease of ours: what it is held for should come to an end."""
+        return fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_WRLCK
 
     def unlease(self, fd: int) -> None:
         """Give a lease back."""

@@ -216,9 +216,9 @@ class Reclaim:
             return 0
         # Our own reading descriptor would make the lease fail.
         self._segments.evict(segment)
-        freed = await trio.to_thread.run_sync(_punch_unnamed, self._disk, segment)
-        if freed is None:
-            return 0
+        freed, is_done = await trio.to_thread.run_sync(_punch_unnamed, self._disk, segment)
+        if not is_done:
+            return freed
         self.due.discard(segment)
         facts = self._segments.facts(segment)
         if facts is not None and facts.punch_due:
@@ -275,24 +275,27 @@ def _shrink_idx(disk: Disk, segment: int, dead: frozenset[ChunkId]) -> tuple[boo
     return False, freed
 
 
-def _punch_unnamed(disk: Disk, segment: int) -> int | None:
-    """Punch what no row names; the bytes given back, or None where somebody has the file open."""
+def _punch_unnamed(disk: Disk, segment: int) -> tuple[int, bool]:
+    """Punch what no row names; the bytes given back, and whether that was all. Not where somebody has the file
+    open; and who wants to open it (the event loop may be it) waits for one range at most."""
     index = read_idx(disk, segment)
     fd = disk.open_write(segment_paths(segment)[0])
     try:
         if not disk.lease(fd, "write"):
-            return None
+            return 0, False
         freed = 0
         extents = disk.data_extents(fd, index.file_bytes)
         ranges = unnamed_ranges(index, extents)
         has_holes = extents != [(0, index.file_bytes)]
         if not has_holes and sum(length for _, length in ranges) <= _kept_bytes(index):
-            return 0
+            return 0, True
         for offset, length in ranges:
+            if disk.is_lease_wanted(fd):
+                return freed, False
             blocks_bytes = _to_block_end(index, offset, length)
             disk.punch(fd, offset, blocks_bytes)
             freed += blocks_bytes
-        return freed
+        return freed, True
     finally:
         disk.close(fd)
 

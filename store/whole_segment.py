@@ -132,7 +132,8 @@ class WholeSegments:
         if self.is_damaged(found.segment):
             return None
         try:
-            fd = self._disk.open_read(segment_paths(found.segment)[0])
+            # While duplicates of it are punched: not now.
+            fd = self._disk.open_read(segment_paths(found.segment)[0], waits=False)
         except OSError:
             return None
         is_whole = False

@@ -202,9 +202,9 @@ class RecordingDisk(Disk):
             self._placed(folder, name, self.absolute(path))
             return fd
 
-    def open_read(self, path: str) -> int:
+    def open_read(self, path: str, *, waits: bool = True) -> int:
         with self._step("open_read"):
-            return super().open_read(path)
+            return super().open_read(path, waits=waits)
 
     def open_write(self, path: str) -> int:
         with self._step("open_write"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+from kernelmounts import poll
 from small_store import SmallStore
 
 from ckptfs.store.disk import Disk
@@ -294,3 +297,43 @@ def link_of(fd: int) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return ""
+
+
+class OpenedMeanwhile(Disk):
+    """A disk on which somebody opens the segment that is being punched, at its first range."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.punched: list[int] = []
+        self.openers: list[threading.Thread] = []
+
+    def punch(self, fd: int, offset: int, length: int) -> bool:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not path.endswith(".seg"):
+            return super().punch(fd, offset, length)
+        self.punched.append(offset)
+        if not self.openers:
+            with contextlib.suppress(BlockingIOError):
+                os.close(self.open_read(os.path.relpath(path, self.root), waits=False))
+                raise AssertionError("nobody has a lease")
+            self.openers.append(threading.Thread(target=lambda: os.close(os.open(path, os.O_RDONLY))))
+            self.openers[0].start()
+            assert poll(lambda: self.is_lease_wanted(fd), 30)
+        return super().punch(fd, offset, length)
+
+
+def test_who_opens_a_segment_waits_for_one_range_of_it_at_most(tmp_path: Path) -> None:
+    """It may be the event loop, which everybody waits for."""
+    disk = OpenedMeanwhile(str(tmp_path))
+    store = SmallStore(tmp_path, disk)
+    pieces = [random_bytes(1 << 20, seed + 1) for seed in range(5)]
+    store.store_bytes(b"".join(pieces[1::2]), "one.bin")
+    stored = store.store_bytes(b"".join(pieces), "two.bin")
+    store.reclaim()
+    assert len(disk.punched) == 1, "whoever wants it comes first"
+    disk.openers[0].join(30)
+    assert not disk.openers[0].is_alive()
+    store.reclaim()
+    assert len(disk.punched) > 1, "the rest is done later"
+    assert store.read(stored) == b"".join(pieces)
+    store.close()
