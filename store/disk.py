@@ -106,8 +106,8 @@ class Disk:
         return os.open(self.absolute(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def open_read(self, path: str, *, waits: bool = True) -> int:
-        """A descriptor for reading; the caller closes it. While somebody has a lease that forbids it, it waits
-        until that is given back, or, if it is not to wait, is a BlockingIOError; the holder is told."""
+        """A descriptor for reading; the caller closes it. While somebody has a lease that forbids it, this
+        waits until that is given back, or, if it is not to wait, is a BlockingIOError; the holder is told."""
         flags = os.O_RDONLY | os.O_CLOEXEC | (0 if waits else os.O_NONBLOCK)
         return os.open(self.absolute(path), flags)
 

@@ -276,8 +276,8 @@ def _shrink_idx(disk: Disk, segment: int, dead: frozenset[ChunkId]) -> tuple[boo
 
 
 def _punch_unnamed(disk: Disk, segment: int) -> tuple[int, bool]:
-    """Punch what no row names; the bytes given back, and whether that was all. Not where somebody has the file
-    open; and who wants to open it (the event loop may be it) waits for one range at most."""
+    """Punch what no row names; the bytes given back, and whether that was all. Not where somebody has the
+    file open; and who wants to open it (the event loop may be it) waits for one range at most."""
     index = read_idx(disk, segment)
     fd = disk.open_write(segment_paths(segment)[0])
     try:
