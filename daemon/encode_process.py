@@ -2,8 +2,8 @@
 
 One rule: it changes nothing but the one new segment of its batch, and runs when nothing else wants the core.
 
-Started by encoding_worker.py, PARENT being that daemon. On stdin comes one batch at a time, on stdout goes
-what came of it: u32 length, then MessagePack.
+Started by encoding_worker.py, PARENT being that daemon. It says READY on stdout; then on stdin comes one
+batch at a time, and on stdout goes what came of it: u32 length, then MessagePack.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ckptfs.store.encoding_batch import EncodingBatch, encode_batch
 from ckptfs.store.errors import CkptfsError, Corrupt, NoSpace
 
 LENGTH = struct.Struct("<I")
+READY = b"ready"
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +47,8 @@ def main() -> None:
     disk = Disk(sys.argv[1])
     if not hold_store(disk, int(sys.argv[2])):
         return
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
     while (request := _received(sys.stdin.buffer)) is not None:
         reply = msgspec.msgpack.encode(_encoded(disk, _batches.decode(request)))
         sys.stdout.buffer.write(LENGTH.pack(len(reply)) + reply)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
 
 from ckptfs.daemon.config import Config
+from ckptfs.daemon.encoding_batches import CarefulEncoding, batches
 from ckptfs.daemon.encoding_files import EncodingFiles, UnitFiles, raw_bytes
 from ckptfs.daemon.encoding_worker import EncodingWorker
 from ckptfs.daemon.messages import Json, Progress
@@ -30,7 +31,7 @@ from ckptfs.store.histories import Histories
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.reclaim import TRIED
-from ckptfs.store.reencode import BATCH_BYTES, Encoding, Reencoder
+from ckptfs.store.reencode import Encoding, Reencoder
 from ckptfs.store.scrub_run import Pace
 from ckptfs.store.segments import Segments
 from ckptfs.store.sweep import listed
@@ -69,7 +70,7 @@ class EncodingTask:
         self._index = index
         self._segments = segments
         self._histories = histories
-        self._reencoder = reencoder
+        self._careful = CarefulEncoding(reencoder.encode)
         self._after_s = after_s
         self._bytes_s = bytes_s
         self._may_work = may_work
@@ -136,6 +137,7 @@ class EncodingTask:
             "pending_bytes": self.pending_bytes,
             "plain_bytes": total.encoded_plain_bytes,
             "encoded_bytes": total.encoded_bytes,
+            "left_raw_chunks": len(self._careful.left_raw),
         }
 
     async def _unit(
@@ -178,8 +180,8 @@ class EncodingTask:
         self, file: SavedFile, planned: Sequence[PlannedChunk], pace: Pace, done: Encoding
     ) -> None:
         try:
-            for batch in _batches(planned):
-                one = await self._reencoder.encode(batch)
+            for batch in batches(planned):
+                one = await self._careful.encode(batch)
                 done.add(one)
                 self.total.add(one)
                 await pace.spent(one.plain_bytes)
@@ -245,19 +247,6 @@ def encoding_of(
 
 def _is_before(limit_ns: int, file: SavedFile) -> bool:
     return file.time_ns <= limit_ns
-
-
-def _batches(planned: Sequence[PlannedChunk]) -> Iterator[list[PlannedChunk]]:
-    batch: list[PlannedChunk] = []
-    size = 0
-    for one in planned:
-        batch.append(one)
-        size += one.length
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _row(done: Encoding, *, dry_run: bool) -> Json:

@@ -15,7 +15,7 @@ import sys
 import msgspec
 import trio
 
-from ckptfs.daemon.encode_process import LENGTH, Outcome
+from ckptfs.daemon.encode_process import LENGTH, READY, Outcome
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch
 from ckptfs.store.errors import Corrupt, NoSpace, Unavailable
@@ -23,6 +23,10 @@ from ckptfs.store.packing import Built, remove_segment_files
 from ckptfs.store.segment_files import read_idx
 
 _outcomes = msgspec.msgpack.Decoder(Outcome)
+
+
+class EncoderDied(Unavailable):
+    """The process ended with a batch in hand: something in that, or somebody, has killed it."""
 
 
 class EncodingWorker:
@@ -33,23 +37,24 @@ class EncodingWorker:
         self._process: trio.Process | None = None
 
     async def run(self, batch: EncodingBatch) -> Built | None:
-        """As encode_batch; Unavailable if the process died, and then there is no segment."""
+        """As encode_batch; EncoderDied if the process died of it, Unavailable if there is none to be had.
+        Then there is no segment."""
         is_done = False
         try:
+            await self._start()
             outcome = await self._asked(batch)
+            if outcome.error:
+                raise _error_of(outcome)
+            built = None
+            if outcome.is_built:
+                built = Built(await trio.to_thread.run_sync(read_idx, self._disk, batch.number))
             is_done = True
-        except (OSError, trio.BrokenResourceError, msgspec.DecodeError) as e:
-            raise Unavailable(f"the process that encodes has died: {e}") from e
+            return built
         finally:
             if not is_done:
                 with trio.CancelScope(shield=True):
                     await self.close()
                     await trio.to_thread.run_sync(remove_segment_files, self._disk, batch.number)
-        if outcome.error:
-            raise _error_of(outcome)
-        if not outcome.is_built:
-            return None
-        return Built(await trio.to_thread.run_sync(read_idx, self._disk, batch.number))
 
     async def close(self) -> None:
         """End the process, if there is one, and wait for its end."""
@@ -62,15 +67,27 @@ class EncodingWorker:
                     if stream is not None:
                         await stream.aclose()
 
-    async def _asked(self, batch: EncodingBatch) -> Outcome:
-        if self._process is None:
+    async def _start(self) -> None:
+        if self._process is not None:
+            return
+        try:
             self._process = await self._started()
+            assert self._process.stdout is not None, "it is a pipe"
+            if await _exactly(self._process.stdout, len(READY)) != READY:
+                raise OSError("it says something else")
+        except (OSError, trio.BrokenResourceError) as e:
+            raise Unavailable(f"the process that encodes cannot be started: {e}") from e
+
+    async def _asked(self, batch: EncodingBatch) -> Outcome:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
+        assert process is not None and process.stdin is not None and process.stdout is not None, "it runs"
         request = msgspec.msgpack.encode(batch)
-        await process.stdin.send_all(LENGTH.pack(len(request)) + request)
-        (length,) = LENGTH.unpack(await _exactly(process.stdout, LENGTH.size))
-        return _outcomes.decode(await _exactly(process.stdout, length))
+        try:
+            await process.stdin.send_all(LENGTH.pack(len(request)) + request)
+            (length,) = LENGTH.unpack(await _exactly(process.stdout, LENGTH.size))
+            return _outcomes.decode(await _exactly(process.stdout, length))
+        except (OSError, trio.BrokenResourceError, msgspec.DecodeError) as e:
+            raise EncoderDied(f"the process that encodes has died: {e}") from e
 
     async def _started(self) -> trio.Process:
         return await trio.lowlevel.open_process(

@@ -1,7 +1,8 @@
 """The one step in which a segment becomes part of the store.
 
 One rule: between the last look into the chunk table and the applied change nothing else runs, and
-a segment whose change was not applied is removed again.
+a segment is removed again only if its change was certainly not made: what failed behind the first byte of the
+journal's record is for the next start to decide.
 
 Touched only by the index thread; files are written in worker threads.
 """
@@ -16,6 +17,7 @@ import trio
 from ckptfs.store.chunk_table import NEXT_SEGMENT, ChunkTable, Putting
 from ckptfs.store.cutting import Fresh
 from ckptfs.store.disk import Disk
+from ckptfs.store.errors import NoSpace, ReadOnly
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import Built, PackWriter, remove_segment_files
@@ -61,22 +63,27 @@ class Committer:
         try:
             putting = self.table.put(change, built, self._next) if built is not None else None
             wanted = fill(change)
-            if wanted:
-                if built is not None and putting is not None:
-                    change.after_commit(partial(self._reclaim_later, built, putting))
-                self._index.apply(change, sync=True)
-        except OSError:
-            # The journal has the change and could not be synced. Nobody knows whether it will be
-            # there after a crash, so its bytes have to stay; recovery decides.
-            raise
         except BaseException:
             self._remove(built)
             raise
+        if wanted:
+            if built is not None and putting is not None:
+                change.after_commit(partial(self._reclaim_later, built, putting))
+            self._apply(change, built)
         if not wanted or (putting is not None and not putting.chunks):
             self._remove(built)
         elif built is not None and putting is not None:
             self.table.committed(built, putting)
         return wanted
+
+    def _apply(self, change: Change, built: Built | None) -> None:
+        try:
+            self._index.apply(change, sync=True)
+        except (NoSpace, ReadOnly):
+            # Refused before the journal had it. Whatever else it was (the sync failed, memory ran out): the
+            # journal may have the change, so its bytes have to stay; recovery decides.
+            self._remove(built)
+            raise
 
     def _remove(self, built: Built | None) -> None:
         if built is not None:

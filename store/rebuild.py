@@ -11,7 +11,7 @@ Source: FORMAT.md, "Rebuild".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from ckptfs.store.bad_chunks import find_bad
@@ -25,15 +25,16 @@ from ckptfs.store.index import INDEX_PATH, Change, Index, Table
 from ckptfs.store.journal import JOURNAL_PATH
 from ckptfs.store.live_tree import LiveTree
 from ckptfs.store.page_sums import remove_page_sums
-from ckptfs.store.parent_table import Lineage, ParentTable, decode_lineage
-from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, keep_aside, rows, segment_files
-from ckptfs.store.segment_check import find_rows
+from ckptfs.store.parent_table import Lineage, ParentTable
+from ckptfs.store.rebuild_copies import Copy, best_copy, by_depth, undecodable
+from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, QUARANTINE_PATH, keep_aside, segment_files
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     Location,
     Row,
     SegmentFacts,
     SegmentIndex,
+    SegmentKind,
     decode_location,
     encode_facts,
     encode_location,
@@ -86,13 +87,14 @@ def rebuild(disk: Disk, *, boot_id: str, now_ns: int, progress: Progress | None 
     found = Rebuilt()
     try:
         index.start_behind(_last_sequence(disk))
-        trusted = _add_segments(disk, index, found, progress or _silent)
+        trusted, readable = _add_segments(disk, index, found, progress or _silent)
         segments = Segments(disk, index)
         try:
             _add_histories(disk, index, segments, found, now_ns)
         finally:
             segments.close()
         found.kept_aside = _keep_staging(disk, trusted, now_ns)
+        _keep_segments(disk, readable)
         _put_numbers(disk, index, boot_id)
     finally:
         index.close()
@@ -124,13 +126,15 @@ def _last_sequence(disk: Disk) -> int:
 
 
 class _Tally:
-    """Which rows of the chunk table each segment has; the segment with the highest number wins."""
+    """Which rows of the chunk table each segment has; of several of a chunk the highest number wins, until
+    `settle` looks at them."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._parents = ParentTable(index)
         self._change = Change()
         self._uncommitted = 0
+        self._copies: dict[ChunkId, list[Copy]] = {}
         self.indexes: dict[int, SegmentIndex] = {}
         self.payload: dict[int, int] = {}
         self.chunks: dict[int, int] = {}
@@ -142,29 +146,23 @@ class _Tally:
         self.payload[number] = self.chunks[number] = 0
         for start in range(0, len(found.rows), _ROWS_A_CHANGE):
             for row in found.rows[start : start + _ROWS_A_CHANGE]:
+                old = self._place(row.chunk)
+                if old is not None and old.segment != number:
+                    first = (old.segment, self._row(row.chunk, old))
+                    self._copies.setdefault(row.chunk, [first]).append((number, row))
                 self._put(row, number)
             self._apply()
 
-    def drop_undecodable(self, disk: Disk) -> int:
-        """Take out what is encoded against chunks that are not there, or lead deeper than they may; a raw
-        copy takes its place if there is one. Returns how many chunks have none."""
-        lineages: dict[int, list[tuple[ChunkId, Lineage]]] = {}
-        for key, value in rows(self._index, Table.PARENT):
-            lineage = decode_lineage(value)
-            lineages.setdefault(lineage.depth, []).append((ChunkId(key), lineage))
-        lost = 0
-        for depth in sorted(lineages):
-            wrong = {chunk for chunk, one in lineages[depth] if not self._parents.may_put(chunk, one)}
-            copies = find_rows(disk, wrong) if wrong else {}
-            for chunk in wrong:
-                raw = [(n, row) for n, row in copies.get(chunk, ()) if n in self.indexes and not row.parents]
-                if raw:
-                    self._put(raw[-1][1], raw[-1][0])
-                else:
-                    self._take_out(chunk)
-                    lost += 1
+    def settle(self, disk: Disk) -> None:
+        """Where a chunk has several rows, take the one that is right."""
+        segments = Segments(disk, self._index)
+        try:
+            for copies in by_depth(self._copies.values()):
+                number, row = best_copy(disk, segments, copies)
+                self._put(row, number)
                 self._apply()
-        return lost
+        finally:
+            segments.close()
 
     def _put(self, row: Row, number: int) -> None:
         old = self._place(row.chunk)
@@ -176,6 +174,12 @@ class _Tally:
             self._parents.put(self._change, row.chunk, Lineage(row.depth, row.parents))
         self.payload[number] += row.stored
         self.chunks[number] += 1
+
+    def _row(self, chunk: ChunkId, place: Location) -> Row:
+        lineage = self._parents.lineage(chunk)
+        depth, parents = (lineage.depth, lineage.parents) if lineage is not None else (0, ())
+        one = place
+        return Row(chunk, one.offset, one.stored, one.length, one.codec, one.flags, depth, parents)
 
     def _take_out(self, chunk: ChunkId) -> None:
         old = self._place(chunk)
@@ -198,8 +202,8 @@ class _Tally:
             self._uncommitted = 0
 
 
-def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) -> set[int]:
-    """Enter every segment that can be trusted; returns the st_ino of their payload files."""
+def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) -> tuple[set[int], Set[int]]:
+    """Enter every segment that can be trusted; the st_ino of their payload files, and their numbers."""
     numbers = sorted({number for number, path in segment_files(disk) if path.endswith(".idx")})
     tally = _Tally(index)
     trusted: set[int] = set()
@@ -211,14 +215,16 @@ def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) 
         except (CkptfsError, OSError) as e:
             reason = str(e)
         if reason is not None:
-            found.skipped.append(f"segment {number:016x}: {reason}")
+            found.skipped.append(f"segment {number:016x}: {reason}; its files are kept in {QUARANTINE_PATH}/")
             continue
         tally.add(one)
         if disk.exists(segment_paths(number)[0]):
             trusted.add(disk.stat(segment_paths(number)[0]).st_ino)
     progress(len(numbers), len(numbers))
-    if lost := tally.drop_undecodable(disk):
-        found.problems.append(f"{lost} chunks cannot be decoded: what they are encoded against is missing")
+    tally.settle(disk)
+    if lost := len(undecodable(index)):
+        what = "what they are encoded against is missing; they are kept in case that comes back"
+        found.problems.append(f"{lost} chunks cannot be decoded: {what}")
     change = Change()
     for number, chunks in tally.chunks.items():
         if chunks:
@@ -226,7 +232,7 @@ def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) 
             change.put(Table.SEGMENT, segment_key(number), encode_facts(facts))
     index.apply(change)
     found.segments, found.chunks = len(change.operations), sum(tally.chunks.values())
-    return trusted
+    return trusted, tally.indexes.keys()
 
 
 def _distrust(disk: Disk, one: SegmentIndex) -> str | None:
@@ -242,7 +248,8 @@ def _distrust(disk: Disk, one: SegmentIndex) -> str | None:
     facts = disk.stat(seg)
     if facts.st_size < max(row.offset + row.stored for row in in_file):
         return f"{seg} is shorter than its .idx says"
-    if facts.st_nlink > 1 and find_bad(disk, [(row.chunk, row.location(one.number)) for row in in_file]):
+    may_be_in_flight = one.kind == SegmentKind.ADOPTED and facts.st_nlink > 1
+    if may_be_in_flight and find_bad(disk, [(row.chunk, row.location(one.number)) for row in in_file]):
         return "it was being adopted, and its file was written to since"
     return None
 
@@ -288,6 +295,21 @@ def _keep_staging(disk: Disk, trusted: set[int], now_ns: int) -> int:
             keep_aside(disk, number, "unnamed", b"", now_ns, "the index that named it was lost")
             kept += 1
     return kept
+
+
+def _keep_segments(disk: Disk, readable: Set[int]) -> None:
+    """Second names in quarantine/ for the segments that cannot be read as they are: an `.idx` may be mended
+    elsewhere, and then put back. The names here go at the next start, when recovery finds no row of them.
+
+    One that was being adopted when the daemon died has its staging name, which is kept by that.
+    """
+    for number, path in segment_files(disk):
+        kept = f"{QUARANTINE_PATH}/skipped-{path.rpartition('/')[2]}"
+        if number not in readable and disk.stat(path).st_nlink == 1 and not disk.exists(kept):
+            disk.make_dir(QUARANTINE_PATH)
+            disk.link(path, kept)
+    if disk.exists(QUARANTINE_PATH):
+        disk.sync_dir(QUARANTINE_PATH)
 
 
 def _put_numbers(disk: Disk, index: Index, boot_id: str) -> None:

@@ -15,7 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from ckptfs.store.disk import BLOCK_BYTES, Disk
-from ckptfs.store.errors import Corrupt, NoSpace
+from ckptfs.store.errors import Corrupt, NoSpace, Place
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import full_disk_is_no_space, remove_segment_files, write_idx
@@ -157,6 +157,8 @@ class Reclaim:
     async def _give_back(self, segment: int) -> int:
         if segment in self._unresolved:
             await self._resolve(segment)
+        if not await self._is_listed(segment):
+            return 0
         # What came to lie here again since it was noted as dead stays.
         dead = {chunk for chunk in self.dead.pop(segment, ()) if not self._is_here(chunk, segment)}
         if not dead:
@@ -170,6 +172,29 @@ class Reclaim:
     def _is_here(self, chunk: ChunkId, segment: int) -> bool:
         location = self._segments.locate(chunk)
         return location is not None and location.segment == segment
+
+    async def _is_listed(self, segment: int) -> bool:
+        """Whether the `.idx` has all chunks that the index has in a segment; False if that changes meanwhile.
+
+        Corrupt if it lacks one: what no row names would be taken, and a payload that could not be read when
+        the `.idx` was made anew, or what it is encoded against, may be had again later.
+        """
+        facts = self._segments.facts(segment)
+        if facts is None or not facts.chunks:
+            return True
+        index, found = await trio.to_thread.run_sync(read_idx, self._disk, segment), 0
+        for start in range(0, len(index.rows), _LOOKUPS_AT_ONCE):
+            await trio.lowlevel.checkpoint()
+            found += sum(
+                self._segments.locate(row.chunk) == row.location(segment)
+                for row in index.rows[start : start + _LOOKUPS_AT_ONCE]
+            )
+        if self._segments.facts(segment) != facts:
+            return False
+        if found < facts.chunks:
+            what = f"the .idx of segment {segment:016x} lacks {facts.chunks - found} of its chunks"
+            raise Corrupt(what, place=Place(segment_paths(segment)[1], 0))
+        return True
 
     async def _resolve(self, segment: int) -> None:
         """Find the rows whose removal was committed before the process ended, and not finished."""

@@ -41,7 +41,7 @@ from ckptfs.store.segment_format import (
 from ckptfs.store.segments import Segments
 
 BATCH_BYTES = 64 << 20
-_BATCH_CHUNKS = 4096
+BATCH_CHUNKS = 4096
 _LOOKUPS_AT_ONCE = 128
 
 EncodeBatch = Callable[[EncodingBatch], Awaitable[Built | None]]
@@ -100,7 +100,7 @@ class Reencoder:
         self._is_flagged = False
 
     async def encode(self, planned: Sequence[PlannedChunk]) -> Encoding:
-        """Encode those of at most BATCH_BYTES of chunks that become smaller; what came of it.
+        """Encode those of BATCH_BYTES and BATCH_CHUNKS of chunks that become smaller; what came of it.
 
         Raises NoSpace, OSError, or Corrupt if the disk does not keep what is written; then nothing is
         changed. Durable when: this returned. The raw bytes go later, once that is committed (Reclaim).
@@ -160,14 +160,15 @@ class Reencoder:
         change = Change()
         try:
             self._fill(change, built, moving)
-            change.after_commit(partial(self._reclaim_later, batch.number, moving))
-            self._index.apply(change, sync=True)
-        except OSError:
-            # The journal has the change and could not be synced. Nobody knows whether it will be
-            # there after a crash, so its bytes have to stay; recovery decides.
+        except BaseException:
+            remove_segment_files(self._disk, batch.number)
             raise
+        change.after_commit(partial(self._reclaim_later, batch.number, moving))
+        try:
+            self._index.apply(change, sync=True)
         except (NoSpace, ReadOnly):
-            # Refused before the journal had it. What fails later may be there after a crash.
+            # Refused before the journal had it. Whatever else it was (the sync failed, memory ran out): the
+            # journal may have the change, so its bytes have to stay; recovery decides.
             remove_segment_files(self._disk, batch.number)
             raise
         for segment in moving.left:

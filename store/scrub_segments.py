@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 
 import trio
 from msgspec.structs import replace
@@ -25,10 +26,9 @@ from ckptfs.store.places import Suspect
 from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.scrub_run import Found, Interrupted, Pace, Tell
 from ckptfs.store.scrub_state import Finding
-from ckptfs.store.segment_check import find_rows, is_right, mend_idx, remake_idx
+from ckptfs.store.segment_check import find_rows, header_of, is_right, mend_idx, remake_idx
 from ckptfs.store.segment_files import place_of, read_idx_bytes
 from ckptfs.store.segment_format import (
-    Codec,
     Location,
     Row,
     SegmentFacts,
@@ -95,10 +95,9 @@ class SegmentScrub:
         before = self._facts(number)
         here, strays = await self._sorted_rows(number, index.rows, found)
         for batch in _batches(here):
-            found.run = replace(found.run, chunks=found.run.chunks + len(batch))
             await self._check_batch(batch, found)
-            read = sum(location.stored for _, location in batch)
-            found.run = replace(found.run, checked_bytes=found.run.checked_bytes + read)
+            read, run = sum(location.stored for _, location in batch), found.run
+            found.run = replace(run, chunks=run.chunks + len(batch), checked_bytes=run.checked_bytes + read)
             await pace.spent(read)
             if is_unwanted():
                 raise Interrupted
@@ -131,11 +130,10 @@ class SegmentScrub:
                 if facts is None:
                     return None
                 rows = await self._rows_of(number)
-                lineages = self._lineages(rows)
                 parents = self._segments.parents_of(rows)
                 try:
                     index = await trio.to_thread.run_sync(
-                        remake_idx, self._disk, number, facts, rows, lineages, parents
+                        remake_idx, self._disk, number, facts, rows, parents
                     )
                 except (CkptfsError, OSError):
                     found.add(Finding(path, str(e)))
@@ -150,19 +148,11 @@ class SegmentScrub:
         """What the chunk table says lies in a segment, by place."""
         rows: list[Suspect] = []
         async for key, value in self._scan(Table.CHUNK):
-            location = decode_location(value)
-            if location.segment == number:
-                rows.append((ChunkId(key), location))
+            with suppress(Corrupt):
+                location = decode_location(value)
+                if location.segment == number:
+                    rows.append((ChunkId(key), location))
         return sorted(rows, key=lambda row: (row[1].flags, row[1].offset))
-
-    def _lineages(self, rows: Iterable[Suspect]) -> dict[ChunkId, Lineage]:
-        """What the chunks of a segment are encoded against."""
-        found: dict[ChunkId, Lineage] = {}
-        for chunk, location in rows:
-            lineage = self._segments.parents.lineage(chunk) if location.codec != Codec.RAW else None
-            if lineage is not None:
-                found[chunk] = lineage
-        return found
 
     async def _sorted_rows(
         self, number: int, rows: Sequence[Row], found: Found
@@ -173,7 +163,7 @@ class SegmentScrub:
         for start in range(0, len(rows), _SLICE_ROWS):
             for row in rows[start : start + _SLICE_ROWS]:
                 location = row.location(number)
-                if self._segments.locate(row.chunk) == location:
+                if await self._place_of(row, number, found) == location:
                     here.append((row.chunk, location))
                     self._check_lineage(row, found)
                 else:
@@ -181,6 +171,23 @@ class SegmentScrub:
             await trio.lowlevel.checkpoint()
         here.sort(key=lambda pair: (pair[1].flags, pair[1].offset))
         return here, strays
+
+    async def _place_of(self, row: Row, number: int, found: Found) -> Location | None:
+        """Where the chunk table has the chunk of a row; if that cannot be told: here, if its bytes are."""
+        try:
+            return self._segments.locate(row.chunk)
+        except Corrupt as e:
+            error = e
+        here = row.location(number)
+        whole = await trio.to_thread.run_sync(header_of, self._disk, here)
+        if whole is None and not await self._is_right(row.chunk, here, row):
+            return None  # perhaps another segment has it; else check_table takes the row out
+        change = Change()
+        change.put(Table.CHUNK, row.chunk, encode_location(here))
+        self._index.apply(change)
+        found.add(Finding("index", f"{error}; it was taken from the .idx", row.chunk, healed=True))
+        found.miscounted.add(number)
+        return here
 
     async def _check_batch(self, batch: list[Suspect], found: Found) -> None:
         parents = self._segments.parents_of(batch)
@@ -216,7 +223,9 @@ class SegmentScrub:
         """Rows of an `.idx` that the chunk table has elsewhere: a healed chunk, or a wrong row."""
         for row in strays:
             chunk, here = row.chunk, row.location(number)
-            there = self._segments.locate(chunk)
+            there = None
+            with suppress(Corrupt):
+                there = self._segments.locate(chunk)
             if there is None or there == here:
                 continue
             if await self._is_right(chunk, there):
@@ -246,8 +255,12 @@ class SegmentScrub:
                     touched.add(decode_location(value).segment)
 
         with self._index.watch(watch):
-            async for _, value in self._scan(Table.CHUNK):
-                location = decode_location(value)
+            async for key, value in self._scan(Table.CHUNK):
+                try:
+                    location = decode_location(value)
+                except Corrupt:
+                    self._take_out(ChunkId(key), found)
+                    continue
                 chunks, payload = counts.get(location.segment, (0, 0))
                 counts[location.segment] = chunks + 1, payload + location.stored
             for number in sorted(counts.keys() | found.miscounted):
@@ -256,6 +269,14 @@ class SegmentScrub:
                 if number in touched or (facts and (facts.chunks, facts.payload_bytes) == (chunks, payload)):
                     continue
                 await self._recount(number, facts, chunks, payload, touched, found)
+
+    def _take_out(self, chunk: ChunkId, found: Found) -> None:
+        """A chunk of which nobody can tell where it lies is missing."""
+        change = Change()
+        change.delete(Table.CHUNK, chunk)
+        self._segments.parents.remove(change, chunk)
+        self._index.apply(change)
+        found.bad.setdefault(chunk, None)
 
     async def _recount(
         self,

@@ -1,6 +1,7 @@
 """One segment: is its `.idx` right, and what its `.idx` can be made anew from.
 
-One rule: a new `.idx` lists only payloads that were hashed and found right, each where it lies.
+One rule: a new `.idx` lists only payloads that are right, each where it lies: raw ones are hashed, encoded
+ones have a checksum of their own. What those lead to may be damaged, and be healed; then they are needed.
 
 Blocking, for a worker thread. Source: FORMAT.md, "Scrub".
 """
@@ -10,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.codecs import Header, decode_header
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.packing import write_idx
-from ckptfs.store.parent_table import Lineage
 from ckptfs.store.places import NO_PARENTS, Suspect
 from ckptfs.store.reclaim import segment_numbers
-from ckptfs.store.segment_files import read_idx, read_idx_bytes
+from ckptfs.store.segment_files import SegmentFiles, read_idx, read_idx_bytes
 from ckptfs.store.segment_format import (
     INLINE_START,
     Codec,
@@ -41,21 +42,25 @@ def remake_idx(
     number: int,
     facts: SegmentFacts,
     suspects: Sequence[Suspect],
-    lineages: Mapping[ChunkId, Lineage],
     parents: Mapping[ChunkId, Location],
 ) -> SegmentIndex:
     """Make an `.idx` anew from what the index says lies in its segment. Durable when: this returned.
 
-    `lineages` are those of the chunks, `parents` the places of all that they lead to. Payloads that are wrong
-    get no row. OSError or NoSpace if it cannot be written.
+    `parents` are the places of all chunks that those lead to. What they are encoded against is told by
+    themselves. Payloads that are wrong get no row. OSError or NoSpace if it cannot be written.
     """
-    good = [(chunk, one) for chunk, one in suspects if is_right(disk, chunk, one, parents)]
+    headers = {chunk: header_of(disk, one) for chunk, one in suspects}
+    good = [
+        (chunk, one)
+        for chunk, one in suspects
+        if headers[chunk] is not None or (one.codec == Codec.RAW and is_right(disk, chunk, one, parents))
+    ]
     inner = [one for _, one in good if one.in_idx]
     inline = b""
     if inner:
         stop = max(one.offset + one.stored for one in inner)
         inline = disk.read_file(segment_paths(number)[1])[INLINE_START:stop]
-    rows = tuple(_row(chunk, one, lineages.get(chunk)) for chunk, one in good)
+    rows = tuple(_row(chunk, one, headers[chunk]) for chunk, one in good)
     index = SegmentIndex(number, facts.kind, facts.created_ns, _seg_bytes(disk, number, facts), rows, inline)
     write_idx(disk, index)
     return index
@@ -89,8 +94,23 @@ def is_right(
         return False
 
 
-def _row(chunk: ChunkId, one: Location, lineage: Lineage | None) -> Row:
-    depth, parents = (0, ()) if lineage is None else (lineage.depth, lineage.parents)
+def header_of(disk: Disk, place: Location) -> Header | None:
+    """What an encoded payload says of itself, if it is whole and of the codec and the length that its place
+    says; None if not, and for raw ones. Any thread may call."""
+    if place.codec == Codec.RAW or place.in_idx or not 0 < place.stored < place.length:
+        return None
+    files = SegmentFiles(disk)
+    try:
+        header = decode_header(files.pread(place.segment, False, place.stored, place.offset))
+    except (CkptfsError, OSError):
+        return None
+    finally:
+        files.close()
+    return header if (header.codec, header.length) == (place.codec, place.length) else None
+
+
+def _row(chunk: ChunkId, one: Location, header: Header | None) -> Row:
+    depth, parents = (0, ()) if header is None else (header.depth, header.parents)
     return Row(chunk, one.offset, one.stored, one.length, one.codec, one.flags, depth, parents)
 
 

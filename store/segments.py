@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
@@ -255,10 +255,12 @@ class Segments:
         self.suspect.add(segment)
         self.damaged.add(segment)
         self.verified.remove_segment(segment)
-        for location in (bad.location, *map(self.locate, self.parents.descendants(bad.chunk))):
-            if location is not None:
-                self.suspect.add(location.segment)
-                self.verified.remove_segment(location.segment)
+        for chunk in (bad.chunk, *self.parents.descendants(bad.chunk)):
+            with suppress(Corrupt):  # a row of the index that says nothing; a scrub puts it right
+                location = bad.location if chunk == bad.chunk else self.locate(chunk)
+                if location is not None:
+                    self.suspect.add(location.segment)
+                    self.verified.remove_segment(location.segment)
 
     def evict(self, segment: int) -> None:
         """Close the descriptors of a segment."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import trio
 
 from ckptfs.store.disk import Disk
@@ -104,6 +105,6 @@ def _groups(places: Places) -> list[list[Places]]:
     start, base = 0, 0
     while start < len(places):
         stop = max(start + 1, int(ends.searchsorted(base + PACK_BYTES, side="right")))
-        parts.append(Places(places.chunks[start:stop], places.rows[start:stop]))
+        parts.append(places.taken(np.arange(start, stop)))
         start, base = stop, int(ends[stop - 1])
     return [parts[at : at + PACKS_A_SHARD] for at in range(0, len(parts), PACKS_A_SHARD)]
