@@ -25,9 +25,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
@@ -38,11 +39,13 @@ from asking import DAEMON  # noqa: E402
 from ckptfs.fusefs.kept_notes import Kind  # noqa: E402
 from ckptfs.fusefs.kept_state import KeptState  # noqa: E402
 
+DYING_DAEMON = (sys.executable, str(HERE / "dying_daemon.py"))
 WRITE_PATHS = ("auto", "plain")
 ROLES = ("saver", "appender", "maker", "maker", "mover", "reader", "locker", "locker")
 SETTLE_S = 0.3
 _READY_S = 30.0
 _END_S = 60.0
+_SHORT_END_S = 10.0
 _LIMIT_S = 1200.0
 _STEPS_S = 5.0
 
@@ -62,17 +65,28 @@ class Result:
 class Daemons:
     """A mount, and one daemon after another that serves it."""
 
-    def __init__(self, folder: Path, write_path: str, *, at_steps: bool) -> None:
-        self._dies_by_itself = at_steps
-        daemon = (sys.executable, str(HERE / "dying_daemon.py")) if at_steps else DAEMON
+    def __init__(
+        self,
+        folder: Path,
+        write_path: str,
+        daemon: Sequence[str] = DAEMON,
+        *,
+        dies_by_itself: bool = False,
+        store: Path | None = None,
+        more: str = 'min_free = "64MiB"\n',
+        limit_s: float = _LIMIT_S,
+    ) -> None:
+        """`store` may lie elsewhere, `more` stands in the configuration; after `limit_s` all is aborted."""
+        self._dies_by_itself = dies_by_itself
+        self._limit_s = limit_s
         self.path = folder / "mnt"
-        self.store = folder / "store"
+        self.store = folder / "store" if store is None else store
         self._log = folder / "daemon.stderr"
         self.path.mkdir(parents=True)
         config = folder / "ckptfs.toml"
         config.write_text(
-            f'key = "{folder}/signing.pem"\nsettle_s = {SETTLE_S}\nsettle_max_s = 1.5\nmin_free = "64MiB"\n'
-            f'log_level = "warning"\nwrite_path = "{write_path}"\n'
+            f'key = "{folder}/signing.pem"\nsettle_s = {SETTLE_S}\nsettle_max_s = 1.5\n'
+            f'log_level = "warning"\nwrite_path = "{write_path}"\n{more}'
         )
         mount = ["mount", str(self.path), "--store", str(self.store), "--config", str(config)]
         with self._log.open("ab") as log:
@@ -96,18 +110,18 @@ class Daemons:
             assert time.monotonic() < deadline, f"not ready, said {line!r}:\n{self.log()}"
             time.sleep(0.005)
         if self._watchdog is None:
-            self._watchdog = kernelmounts.start_watchdog(self.path, _LIMIT_S)
+            self._watchdog = kernelmounts.start_watchdog(self.path, self._limit_s)
 
     def kill(self) -> float:
         """SIGKILL the present daemon; returns when that was."""
-        pid = kernelmounts.poll(self._daemon, 10, every_s=0.001)
+        pid = kernelmounts.poll(self.pid, 10, every_s=0.001)
         assert pid, "there is no daemon"
         if self._dies_by_itself:
-            kernelmounts.poll(lambda: self._daemon() != pid, _STEPS_S, every_s=0.001)
+            kernelmounts.poll(lambda: self.pid() != pid, _STEPS_S, every_s=0.001)
         at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        kernelmounts.poll(lambda: self._daemon() != pid, 10, every_s=0.001)
+        kernelmounts.poll(lambda: self.pid() != pid, 10, every_s=0.001)
         return at
 
     def hand_over(self) -> float:
@@ -120,7 +134,7 @@ class Daemons:
     def state(self) -> Iterator[KeptState | None]:
         """What is kept of the session, as the present daemon has it; None if that has just died."""
         try:
-            fds = Path(f"/proc/{self._daemon()}/fd").iterdir()
+            fds = Path(f"/proc/{self.pid()}/fd").iterdir()
             fd = os.open(next(fd for fd in fds if os.readlink(fd).startswith("/memfd:ckptfs")), os.O_RDWR)
         except (OSError, StopIteration):
             yield None
@@ -136,6 +150,10 @@ class Daemons:
             if state is None:
                 return -1
             return sum(len([*state.notes.items(kind)]) for kind in (Kind.HANDLE, Kind.BACKING, Kind.SEGMENT))
+
+    def keeper_fds(self) -> int:
+        """How many descriptors whoever keeps them has."""
+        return len(os.listdir(f"/proc/{self._keeper.pid}/fd"))
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
@@ -157,8 +175,8 @@ class Daemons:
         """The end of what the daemons logged."""
         return self._log.read_text(errors="replace")[-6000:]
 
-    def _daemon(self) -> int:
-        """The pid of the keeper's child, 0 if there is none just now."""
+    def pid(self) -> int:
+        """That of the present daemon, 0 if there is none just now."""
         keeper = self._keeper.pid
         children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
         return int(children[0]) if children else 0
@@ -167,8 +185,9 @@ class Daemons:
 class Clients:
     """The eight processes. `findings` is what they found."""
 
-    def __init__(self, mount: Path, chance: random.Random) -> None:
+    def __init__(self, mount: Path, chance: random.Random, *, wait_for_room: bool = False) -> None:
         self._mount = mount
+        self._more = ["waits"] if wait_for_room else []
         self.findings: list[str] = []
         self.calls = 0
         self.versions_opened = 0
@@ -182,7 +201,7 @@ class Clients:
     def _start(self, role: str, name: str, seed: int) -> subprocess.Popen[str]:
         directory = str(self._mount / {"maker": "made", "locker": "locked"}.get(role, name))
         return subprocess.Popen(
-            [sys.executable, str(HERE / "handover_client.py"), role, directory, name, str(seed)],
+            [sys.executable, str(HERE / "handover_client.py"), role, directory, name, str(seed), *self._more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -199,12 +218,13 @@ class Clients:
         """Whether all are at work still."""
         return all(client.poll() is None for client in self._clients)
 
-    def end(self) -> list[tuple[float, float]]:
-        """Stop them and add up; returns their long calls."""
-        said = []
+    def end(self, most_s: float = _END_S) -> list[tuple[float, float]]:
+        """Stop them and add up; returns their long calls. Who does not end in `most_s` hangs."""
+        said, deadline = [], time.monotonic() + most_s
         for client, role in zip(self._clients, ROLES, strict=True):
             try:
-                out, errors = client.communicate("stop\n", timeout=_END_S)
+                left_s = max(deadline - time.monotonic(), 0.1)
+                out, errors = client.communicate("stop\n", timeout=left_s)
             except subprocess.TimeoutExpired:
                 client.kill()
                 out, errors = client.communicate()
@@ -245,9 +265,9 @@ class Clients:
 
 
 @contextlib.contextmanager
-def daemons(folder: Path, write_path: str, *, at_steps: bool) -> Iterator[Daemons]:
-    """A mount that is served; nothing of it is left."""
-    one = Daemons(folder, write_path, at_steps=at_steps)
+def daemons(folder: Path, write_path: str, daemon: Sequence[str] = DAEMON, **more: Any) -> Iterator[Daemons]:
+    """A mount that is served, as Daemons has it; nothing of it is left."""
+    one = Daemons(folder, write_path, daemon, **more)
     try:
         one.wait_until_ready()
         yield one
@@ -256,18 +276,29 @@ def daemons(folder: Path, write_path: str, *, at_steps: bool) -> Iterator[Daemon
 
 
 def run_store(
-    folder: Path, write_path: str, kills: int, chance: random.Random, *, at_steps: bool = False
+    folder: Path,
+    write_path: str,
+    kills: int,
+    chance: random.Random,
+    *,
+    daemon: Sequence[str] = DAEMON,
+    dies_by_itself: bool = False,
+    is_patient: bool = True,
 ) -> Result:
-    """The rounds on one new store; `at_steps`: the daemon dies by itself, as dying_daemon.py does."""
+    """The rounds on one new store; `daemon` is the command, `dies_by_itself` says that it will (and has only
+    to be killed if it takes too long). Not patient: who waits for 10 s waits for ever."""
     result = Result(write_path)
-    with contextlib.ExitStack() as afterwards, daemons(folder, write_path, at_steps=at_steps) as mount:
+    with (
+        contextlib.ExitStack() as afterwards,
+        daemons(folder, write_path, daemon, dies_by_itself=dies_by_itself) as mount,
+    ):
         clients = Clients(mount.path, chance)
         afterwards.callback(clients.wait)
         try:
             clients.wait_until_begun()
             killed_at = _kill_again_and_again(mount, clients, kills, chance, result)
             time.sleep(2 * SETTLE_S)
-            long = clients.end()
+            long = clients.end() if is_patient else clients.end(_SHORT_END_S)
         finally:
             clients.kill()
         result.findings += clients.findings
@@ -276,7 +307,7 @@ def run_store(
             max((end - at for begin, end in long if begin <= at <= end), default=0.0) for at in killed_at
         ]
         if not result.findings:
-            _look_at_the_end(mount, clients, result, at_steps=at_steps)
+            _look_at_the_end(mount, clients, result, dies_by_itself=dies_by_itself)
         if "Traceback" in mount.log() or result.findings:
             result.findings.append(f"the daemons' log:\n{mount.log()}")
     return result
@@ -303,14 +334,14 @@ def _kill_again_and_again(
     return killed_at
 
 
-def _look_at_the_end(mount: Daemons, clients: Clients, result: Result, *, at_steps: bool) -> None:
+def _look_at_the_end(mount: Daemons, clients: Clients, result: Result, *, dies_by_itself: bool) -> None:
     """What must be so when nobody has anything open any more, and the daemon is stopped."""
-    if not clients.versions_opened and not at_steps:  # a daemon may die too soon to publish
+    if not clients.versions_opened and not dies_by_itself:  # a daemon may die too soon to publish
         result.findings.append("nobody saw a version")
     if not kernelmounts.poll(lambda: mount.left_open() == 0, 10):
         result.findings.append(f"{mount.left_open()} handles or backing files are left of no file")
     code = mount.stop()
-    if code and not at_steps:
+    if code and not dies_by_itself:
         result.findings.append(f"the last daemon ended with {code}")
 
 
@@ -342,7 +373,8 @@ def main() -> int:
             write_path,
             min(asked.kills_per_store, asked.kills - done),
             chance,
-            at_steps=asked.at_steps,
+            daemon=DYING_DAEMON if asked.at_steps else DAEMON,
+            dies_by_itself=asked.at_steps,
         )
         results.append(one)
         print(

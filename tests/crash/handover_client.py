@@ -1,13 +1,14 @@
 """One client of handover.py: a process that works on the mount while its daemon is killed and replaced.
 
-    handover_client.py ROLE DIRECTORY NAME SEED
+    handover_client.py ROLE DIRECTORY NAME SEED [waits]
 
 One rule: every call must do what it does on ext4, so each answer and each content is compared with what the
 client knows; the first difference ends it with a traceback. What two clients share (names that only one of
 them can make, a counter under a lock) is told to whoever started them, who adds up.
 
 Works until a line comes on stdin; then prints what it did, as JSON: the number of calls, those that took
-long (begin and end by the monotonic clock), and what it shares.
+long (begin and end by the monotonic clock), and what it shares. With `waits`, a call that finds no room
+(ENOSPC) is made again until there is some, as an operator would have it; a short write is gone on with.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 LONG_S = 0.02
+MOST_FULL_S = 60.0
 Answer = TypeVar("Answer")
 
 
 class Client:
     """Counts and times calls. One step of a role is a few of them."""
+
+    waits_for_room = False
 
     def __init__(self, directory: str, name: str, seed: str) -> None:
         self.directory = directory
@@ -45,7 +49,14 @@ class Client:
     def call(self, function: Callable[..., Answer], *arguments: object) -> Answer:
         begun = time.monotonic()
         try:
-            return function(*arguments)
+            while True:
+                try:
+                    return function(*arguments)
+                except OSError as e:
+                    is_full = e.errno == errno.ENOSPC and self.waits_for_room
+                    if not is_full or time.monotonic() - begun > MOST_FULL_S:
+                        raise
+                time.sleep(0.05)
         finally:
             ended = time.monotonic()
             self.calls += 1
@@ -69,6 +80,20 @@ class Client:
         while at < len(content):
             step = self.chance.choice((4096, 65_536, 1 << 20))
             at += self.call(os.write, fd, view[at : at + step])
+
+    def append(self, fd: int, content: bytes) -> None:
+        """One write on ext4, unless the disk is full."""
+        written = self.call(os.write, fd, content)
+        assert written == len(content) or self.waits_for_room
+        if written < len(content):
+            self.append(fd, content[written:])
+
+    def put(self, fd: int, content: bytes, at: int) -> None:
+        """The same at a place."""
+        written = self.call(os.pwrite, fd, content, at)
+        assert written == len(content) or self.waits_for_room
+        if written < len(content):
+            self.put(fd, content[written:], at + written)
 
     def read_all(self, path: str) -> bytes:
         fd = self.call(os.open, path, os.O_RDONLY)
@@ -108,7 +133,7 @@ class Saver(Client):
         self.call(os.unlink, self.at(name))
         self.refused(errno.ENOENT, os.stat, self.at(name))
         more = self.payload(9000)
-        assert self.call(os.pwrite, fd, more, len(content)) == len(more)
+        self.put(fd, more, len(content))
         assert (
             self.call(os.pread, fd, 10_000, max(len(content) - 1000, 0))
             == (content + more)[max(len(content) - 1000, 0) :][:10_000]
@@ -133,7 +158,7 @@ class Appender(Client):
 
     def step(self) -> None:
         line = f"step {self.calls}\n".encode() * self.chance.choice((1, 3, 500))
-        assert self.call(os.write, self._fd, line) == len(line)
+        self.append(self._fd, line)
         self._content += line
         what = self.chance.random()
         if what < 0.05:
@@ -161,7 +186,7 @@ class Maker(Client):
             fd = self.call(os.open, self.at(str(number)), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
             return
-        self.call(os.write, fd, self.name.encode())
+        self.append(fd, self.name.encode())
         self.call(os.close, fd)
         self.shared.append(number)
 
@@ -177,9 +202,11 @@ class Mover(Client):
         super().__init__(directory, name, seed)
         os.mkdir(directory)
         self._count = 0
+        self._nameless, self._content = -1, b""
 
     def step(self) -> None:
         self._count += 1
+        self._reach_nameless()
         a, b, c = (self.at(f"{what}{self._count}") for what in "abc")
         self.call(os.mkdir, a)
         self.refused(errno.EEXIST, os.mkdir, a)
@@ -199,6 +226,19 @@ class Mover(Client):
         self.call(os.rmdir, c)
         self.call(os.rmdir, b)
         assert self.call(os.listdir, self.directory) == []
+
+    def _reach_nameless(self) -> None:
+        """A file without a name that nobody has open, and that can be opened all the same."""
+        if self._nameless < 0 or self.chance.random() < 0.05:
+            if self._nameless >= 0:
+                os.close(self._nameless)
+            self._content, path = self.payload(9000), self.at("nameless")
+            fd = self.call(os.open, path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            self.write_all(fd, self._content)
+            self.call(os.close, fd)
+            self._nameless = self.call(os.open, path, os.O_PATH)
+            self.call(os.unlink, path)
+        assert self.read_all(f"/proc/self/fd/{self._nameless}") == self._content
 
     def _exchange(self, one: str, two: str) -> None:
         flags = 2
@@ -261,13 +301,30 @@ class Reader(Client):
         self._look_back(at)
 
     def _look_back(self, at: int) -> None:
+        try:
+            self._look_into_version(at)
+        except FileNotFoundError:
+            if not self.waits_for_room:
+                raise
+            # A full disk, or gc, lets versions go: their folders are gone then, but not what is open of them.
+            if self._saved >= 0:
+                assert self.call(os.pread, self._saved, 9000, at) == self._content[at : at + 9000]
+            self._leave_version()
+
+    def _leave_version(self) -> None:
+        for fd in (self._saved, self._saved_folder):
+            if fd >= 0:
+                os.close(fd)
+        self._saved = self._saved_folder = -1
+
+    def _look_into_version(self, at: int) -> None:
         if self._saved < 0:
             versions = self.at(".versions")
             if not os.path.exists(versions + "/latest"):
                 return
             self._saved_folder = self.call(os.open, versions + "/latest", os.O_RDONLY | os.O_DIRECTORY)
             if "weights" not in self.call(os.listdir, self._saved_folder):
-                os.close(self._saved_folder)
+                self._leave_version()
                 return
             self._saved = os.open("weights", os.O_RDONLY, dir_fd=self._saved_folder)
             self.shared.append(self.calls)
@@ -275,9 +332,7 @@ class Reader(Client):
         assert "weights" in self.call(os.listdir, self._saved_folder)
         assert self.call(lambda: os.stat("weights", dir_fd=self._saved_folder)).st_size == self._SIZE
         if self.chance.random() < 0.02:
-            os.close(self._saved)
-            os.close(self._saved_folder)
-            self._saved = -1
+            self._leave_version()
 
     def check(self) -> None:
         assert self.read_all(self.at("weights")) == self._content
@@ -297,7 +352,7 @@ class Locker(Client):
         self.call(fcntl.flock, self._fd, fcntl.LOCK_EX)
         self.call(fcntl.lockf, self._fd, fcntl.LOCK_EX)
         count = int(self.call(os.pread, self._fd, 20, 0))
-        self.call(os.pwrite, self._fd, f"{count + 1:020d}".encode(), 0)
+        self.put(self._fd, f"{count + 1:020d}".encode(), 0)
         lock(self._fd, fcntl.LOCK_UN)
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -325,8 +380,9 @@ def _renameat2(one: str, two: str, flags: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), one)
 
 
-def main(role: str, directory: str, name: str, seed: str) -> None:
+def main(role: str, directory: str, name: str, seed: str, waits: str = "") -> None:
     """The process."""
+    Client.waits_for_room = bool(waits)
     client = ROLES[role](directory, name, seed)
     print("begun", flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
