@@ -10,12 +10,15 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import mounting
 import pytest
 import trio
 from kernelmounts import poll
@@ -166,8 +169,39 @@ Scrape = dict[str, str]
 def scraped(mount: Mount) -> Scrape:
     """The figures by their series, with the labels that Prometheus adds; written every 15 seconds."""
     path = Path(str(mount.config["metrics"]))
+    return series_of(path.read_text())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fetched(port: int) -> Scrape:
+    """What Prometheus has of a daemon that serves its figures at a port: `up`, and those if it is."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            return {named("up"): "1", **series_of(answer.read().decode())}
+    except OSError:
+        return {named("up"): "0"}
+
+
+def fetched_when(port: int, holds: Callable[[Scrape], bool]) -> Scrape:
+    """The first of which that holds."""
+
+    def look() -> Scrape | None:
+        found = fetched(port)
+        return found if holds(found) else None
+
+    found = poll(look, 60)
+    assert found is not None, "the figures never say so"
+    return found
+
+
+def series_of(text: str) -> Scrape:
     found = {}
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         if not line.startswith("#"):
             name, _, value = line.rpartition(" ")
             metric, _, labels = name.rstrip("}").partition("{")
@@ -287,3 +321,51 @@ def test_a_daemon_whose_saves_are_not_whole_any_more(
     fired(
         case_of("CkptfsCompleteVersionTooOld", (bad, 30), (good, 10), fires=[15, 29], quiet=[5, 35]), tmp_path
     )
+
+
+@needs_promtool
+def test_a_daemon_that_does_not_answer(mount_factory: Callable[..., Mount], tmp_path: Path) -> None:
+    port = free_port()
+    mount = mount_factory(config={"metrics": f"127.0.0.1:{port}"})
+    well = fetched_when(port, lambda found: found[named("up")] == "1")
+    mount.kill9()
+    down = fetched(port)
+    mount.restart()
+    again = fetched_when(port, lambda found: found[named("up")] == "1")
+    stages = (well, 10), (down, 10), (again, 10)
+    fired(case_of("CkptfsDown", *stages, fires=[16], quiet=[5, 12, 25]), tmp_path)
+
+
+# Its figures are those of a quarter of an hour later.
+LATER = """
+import time
+from types import SimpleNamespace
+from ckptfs.daemon import measuring
+from ckptfs.daemon.cli import main
+measuring.time = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000, time_ns=time.time_ns)
+main()
+"""
+
+
+@needs_promtool
+def test_a_daemon_that_gets_nothing_done(
+    mount_factory: Callable[..., Mount], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for ingest, and for being in a version; 12 GiB of it are a hole."""
+    monkeypatch.setattr(mounting, "DAEMON", (sys.executable, "-c", LATER))
+    port = free_port()
+    config = {"metrics": f"127.0.0.1:{port}", "settle_s": 3600, "settle_max_s": 3600}
+    mount = mount_factory(config=config)
+    pending, waiting = named("ckptfs_ingest_pending_bytes"), named("ckptfs_publish_waiting_seconds")
+    well = fetched_when(port, lambda found: found[named("up")] == "1" and float(found[waiting]) == 0)
+    (mount.path / "run").mkdir()
+    with (mount.path / "run" / "file").open("wb") as file:
+        file.truncate(12 << 30)
+    bad = fetched_when(port, lambda found: float(found[pending]) > 0)
+    (mount.path / "run" / "file").unlink()
+    mount.configure({**config, "settle_s": 0.1, "settle_max_s": 1.0})
+    mount.reload()
+    again = fetched_when(port, lambda found: float(found[waiting]) == float(found[pending]) == 0)
+    stages = (well, 40), (bad, 60), (again, 40)
+    fired(case_of("CkptfsIngestLag", *stages, fires=[80, 95], quiet=[20, 60, 105]), tmp_path)
+    fired(case_of("CkptfsPublishLag", *stages, fires=[50, 95], quiet=[20, 42, 105]), tmp_path)
