@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId
 from ckptfs.store.places import NO_PARENTS, Places, Suspect, places_of
@@ -44,8 +44,9 @@ def find_bad(
 
     `parents` are the places of all chunks that encoded ones among them lead to (Segments.parents_of).
 
-    Unsupported: one has a codec of a later program. OSError: the disk fails in another way than by
-    not giving the bytes of a chunk (which makes it a bad one).
+    One that says it has a codec of a later program is a bad one, too: nobody can tell here, and the others
+    have to be checked. OSError: the disk fails in another way than by not giving the bytes of a chunk (which
+    makes it a bad one).
     """
     return find_bad_places(disk, places_of(suspects, parents))
 
@@ -195,4 +196,6 @@ def _read_alone(chunks: ChunkFiles, places: Places, at: int) -> Bad | None:
         chunks.read(chunk, location)
     except Corrupt as e:
         return bad_of(chunk, location, e)
+    except Unsupported:
+        return Bad(chunk, location, None)
     return None

@@ -14,7 +14,7 @@ from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Parent, Stored, decode_chunk, encode
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoded_writer import EncodedWriter
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.packing import Built
 from ckptfs.store.segment_files import SegmentFiles
@@ -81,7 +81,7 @@ class _Work:
         """Encode a chunk and append it, if that makes it smaller."""
         try:
             payload = self._chunks.read(one.chunk, one.location)
-        except Corrupt:
+        except (Corrupt, Unsupported):
             return  # A reader or a scrub will say so; there may be nothing better than what lies there.
         parent = None if one.parent is None else self._parent(one.parent, one)
         casts = [found for chunk in one.cast_of if (found := self._parent(chunk, one)) is not None]
@@ -107,7 +107,7 @@ class _Work:
         if plain is None:
             try:
                 plain = self.plain[chunk] = self._chunks.read(chunk, place)
-            except Corrupt:
+            except (Corrupt, Unsupported):
                 return None
         return Parent(chunk, plain, depth)
 

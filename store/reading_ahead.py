@@ -20,7 +20,7 @@ import trio
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers, PlaceHasher, find_bad_places
 from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.errors import CkptfsError, Corrupt, Unsupported
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.lru import Lru
 from ckptfs.store.places import Suspect, places_of
@@ -238,8 +238,8 @@ def _hash_or_decode(
                 continue
             try:
                 decoded[chunk] = chunks.read(chunk, location)
-            except Corrupt:
-                bad.add(chunk)
+            except (Corrupt, Unsupported):
+                bad.add(chunk)  # the reader meets it again, and says it
     finally:
         files.close()
     return bad, decoded

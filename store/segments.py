@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt, Place
+from ckptfs.store.errors import Corrupt, Place, Unsupported
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
 from ckptfs.store.index import Index, Table
 from ckptfs.store.lru import Lru
@@ -242,6 +242,8 @@ class Segments:
             self._chunks.read(bad.chunk, bad.location)
         except Corrupt as e:
             return bad_of(bad.chunk, bad.location, e)
+        except Unsupported:
+            return bad
         return None
 
     def note_bad(self, bad: Bad) -> None:

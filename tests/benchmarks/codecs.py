@@ -16,7 +16,7 @@ import mmap
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from codecs_series import SERIES, saves_of
+
 from ckptfs.store.codecs import Coder, Encoded, Parent, Stored, decode_chunk, encode
 from ckptfs.store.codecs.decoding import decode
 from ckptfs.store.codecs.encoded_chunk import decode_header
@@ -34,22 +36,12 @@ from ckptfs.store.codecs.kernels import NATIVE
 from ckptfs.store.encoding_plan import PlannedChunk, Save, earlier_saves, match_save, plan_file
 from ckptfs.store.formats import parse
 from ckptfs.store.formats.layout import Layout
-from ckptfs.store.formats.save_names import step_of_name
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.recipe import Piece, Recipe
 from ckptfs.store.regions import CHUNK_BYTES, Mode, cut_content, plan_regions
 from ckptfs.store.segment_format import Codec
 
-# (series, its saves, goal of issue 9, how its files are found)
-SERIES = (
-    ("AdamW .pt", 1.29, ("adamw/*.pt",)),
-    ("HF full directories", 1.36, ("trainer/checkpoint-*/*",)),
-    ("bf16 weights of the fine-tune", 3.8, ("finetuned/*",)),
-    ("bf16 weights of the pretraining", None, ("exports/*.bf16.safetensors",)),
-    ("LoRA whole model", 4.7, ("lora/*.safetensors",)),
-    (".pt + fp32 + bf16 exports", 1.78, ("adamw/*.pt", "exports/*")),
-)
 GOALS = {"encode": (0.9, 0.6), "decode": (1.8, 1.2)}
 """GB/s without a parent and with one."""
 
@@ -104,18 +96,6 @@ def cut(view: memoryview, layout: Layout | None) -> tuple[Recipe, dict[ChunkId, 
             payloads[chunk] = payload
             at += length
     return Recipe(pieces), payloads
-
-
-def saves_of(folder: Path, globs: Iterable[str]) -> Iterator[list[Path]]:
-    """The files of each save, by step: one below a directory or a file that carries the step's name."""
-    by_step: dict[int, list[Path]] = {}
-    for pattern in globs:
-        for path in sorted(folder.glob(pattern)):
-            steps = [step_of_name(part) for part in path.relative_to(folder).parts]
-            step = next((one for one in reversed(steps) if one is not None), None)
-            assert step is not None, path
-            by_step.setdefault(step, []).append(path)
-    return (by_step[step] for step in sorted(by_step))
 
 
 def encode_series(folder: Path, globs: Iterable[str], coder: Coder, closing: ExitStack, mib: int) -> Tally:
@@ -278,7 +258,7 @@ def main() -> None:
     if not asked.folder.is_dir() or not any(asked.folder.iterdir()):
         from training import make_series
 
-        make_series(asked.folder, 300, 10, 256, 6)
+        make_series(asked.folder, 300, 10, 256, 6, 16)
     coder = Coder()
     with ExitStack() as closing:
         tallies = {

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/training.py FOLDER [--steps 300] [--gap 10] [--width 256] [--layers 6]
 
-One rule: everything is trained, nothing is drawn from a distribution; the text is the source of Python's own
-library, which is wherever Python is. Leaves in FOLDER:
+`--batch 4` is for a slow machine. One rule: everything is trained, nothing is drawn from a distribution; the
+text is the source of Python's own library, which is wherever Python is. Leaves in FOLDER:
 
 - `adamw/stepN.pt` ×6: weights, AdamW's moments and an average of the weights;
 - `exports/stepN.fp32.safetensors` and `exports/stepN.bf16.safetensors` of the same steps;
@@ -30,7 +30,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 VOCABULARY = 8192
 CONTEXT = 128
-BATCH = 16
 ADAMW_SAVES, LORA_SAVES, TRAINER_SAVES = 6, 4, 5
 _LORA_RANK = 8
 _FINETUNE_BATCH = 2
@@ -50,11 +49,11 @@ def tokens() -> Tensor:
     return torch.tensor([numbers.get(word, 0) for word in words])
 
 
-def batches(text: Tensor, seed: int) -> Iterator[Tensor]:
-    """Excerpts, BATCH × CONTEXT."""
+def batches(text: Tensor, seed: int, batch: int) -> Iterator[Tensor]:
+    """Excerpts, `batch` × CONTEXT."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=generator)
+        starts = torch.randint(len(text) - CONTEXT, (batch,), generator=generator)
         yield torch.stack([text[start : start + CONTEXT] for start in starts.tolist()])
 
 
@@ -74,11 +73,10 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(
-    model: nn.Module, parameters: Iterable[nn.Parameter], text: Tensor, steps: int, peak: float, seed: int
+    model: nn.Module, parameters: Iterable[nn.Parameter], source: Iterator[Tensor], steps: int, peak: float
 ) -> Iterator[tuple[int, torch.optim.Optimizer]]:
     """Train with AdamW; after each step its number and the optimizer."""
     optimizer = torch.optim.AdamW(parameters, lr=peak, weight_decay=0.1, betas=(0.9, 0.95))
-    source = batches(text, seed)
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = peak * learning_rate(step, steps)
@@ -98,13 +96,13 @@ def own(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: weight.contiguous() for name, weight in weights.items() if name != "lm_head.weight"}
 
 
-def pretrain(folder: Path, model: GPT2LMHeadModel, text: Tensor, steps: int, gap: int) -> None:
+def pretrain(folder: Path, model: GPT2LMHeadModel, source: Iterator[Tensor], steps: int, gap: int) -> None:
     """`adamw/` and `exports/`, the last ADAMW_SAVES saves `gap` steps apart."""
     for name in ("adamw", "exports"):
         (folder / name).mkdir(parents=True)
     average = {name: weight.detach().clone() for name, weight in own(model.state_dict()).items()}
     first = steps - gap * (ADAMW_SAVES - 1)
-    for step, optimizer in train(model, model.parameters(), text, steps, 6e-4, 1):
+    for step, optimizer in train(model, model.parameters(), source, steps, 6e-4):
         weights = own(model.state_dict())
         for name, weight in weights.items():
             average[name].lerp_(weight, 0.01)
@@ -131,7 +129,7 @@ class Adapted(nn.Module):
         return answer
 
 
-def adapt(folder: Path, model: GPT2LMHeadModel, text: Tensor, steps: int, gap: int) -> None:
+def adapt(folder: Path, model: GPT2LMHeadModel, source: Iterator[Tensor], steps: int, gap: int) -> None:
     """`lora/`: the frozen model with adapters at its attention, saved as a whole."""
     (folder / "lora").mkdir(parents=True)
     for weight in model.parameters():
@@ -140,16 +138,16 @@ def adapt(folder: Path, model: GPT2LMHeadModel, text: Tensor, steps: int, gap: i
         attention = block.attn.c_attn
         block.attn.c_attn = Adapted(attention, *attention.weight.shape)
     adapters = [weight for weight in model.parameters() if weight.requires_grad]
-    for step, _ in train(model, adapters, text, steps, 1e-3, 2):
+    for step, _ in train(model, adapters, source, steps, 1e-3):
         if step > steps - gap * LORA_SAVES and (steps - step) % gap == 0:
             save_file(own(model.state_dict()), folder / "lora" / f"step{step}.safetensors")
 
 
 def finetune(folder: Path, model: GPT2LMHeadModel, text: Tensor, gap: int) -> None:
     """`trainer/`: the last saves of a full fine-tune by the HF Trainer, at the rate usual for one."""
-    source = batches(text, 3)
+    source = batches(text, 3, _FINETUNE_BATCH)
     steps = 2 * gap * TRAINER_SAVES
-    excerpts = [row for _ in range(steps * _FINETUNE_BATCH // BATCH + 1) for row in next(source)]
+    excerpts = [row for _ in range(steps) for row in next(source)]
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=steps,
@@ -181,15 +179,15 @@ def export_finetuned(folder: Path) -> None:
         save_file(halved, folder / "finetuned" / f"step{step}.bf16.safetensors")
 
 
-def make_series(folder: Path, steps: int, gap: int, width: int, layers: int) -> None:
+def make_series(folder: Path, steps: int, gap: int, width: int, layers: int, batch: int) -> None:
     """All series. Takes minutes; the same bytes on the same machine and releases."""
     text = tokens()
     model = new_model(width, layers)
-    pretrain(folder, model, text, steps, gap)
+    pretrain(folder, model, batches(text, 1, batch), steps, gap)
     trained = {name: weight.clone() for name, weight in model.state_dict().items()}
     finetune(folder, model, text, gap)
     model.load_state_dict(trained)
-    adapt(folder, model, text, max(gap * LORA_SAVES, 40), gap)
+    adapt(folder, model, batches(text, 2, batch), max(gap * LORA_SAVES, 40), gap)
 
 
 def main() -> None:
@@ -201,9 +199,10 @@ def main() -> None:
     parser.add_argument("--gap", type=int, default=10)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=16)
     asked = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        make_series(asked.folder, asked.steps, asked.gap, asked.width, asked.layers)
+        make_series(asked.folder, asked.steps, asked.gap, asked.width, asked.layers, asked.batch)
 
 
 if __name__ == "__main__":

@@ -180,8 +180,10 @@ def test_an_unknown_codec_is_not_guessed(store: SmallStore) -> None:
     one = store.segments.locate(next(store.segments.read_recipe(store.store_bytes(of_later).recipe).chunks()))
     assert one is not None
     there = Location(one.segment, one.offset, one.stored, one.length + 1, 9, one.flags)
+    suspects = [(chunk_id(b"what it was"), there), *suspects_of(store)]
+    assert [(bad.location, bad.got) for bad in find_bad(store.disk, suspects)] == [(there, None)]
     with pytest.raises(Unsupported):
-        find_bad(store.disk, [(chunk_id(b"what it was"), there)])
+        ChunkFiles(SegmentFiles(store.disk)).read(*suspects[0])
 
 
 def test_nothing_is_nothing_wrong(store: SmallStore) -> None:
