@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 import trio
 
@@ -31,6 +32,7 @@ from ckptfs.store.segments import Segments
 _NEAREST_SAVES = 4
 _KNOWN_TENSORS = 1 << 18
 _SLICE_PIECES = 1024
+_KNOWN_VERSIONS = 64
 
 
 @dataclass(slots=True)
@@ -45,9 +47,10 @@ class UnitFiles:
 
 @dataclass(slots=True)
 class _Known:
-    """What of a unit was walked: up to which version."""
+    """What of a unit was walked: up to which version, and how many."""
 
     version: int = 0
+    walked: int = 0
     files: list[SavedFile] = field(default_factory=list)
     contents: set[tuple[str, RecipeId]] = field(default_factory=set)
     trees: set[tuple[bytes, TreeId]] = field(default_factory=set)
@@ -65,9 +68,13 @@ class EncodingFiles:
 
     async def of_unit(self, unit: UnitId) -> UnitFiles:
         """What there is of a unit now."""
+        numbers = self._histories.numbers(unit)
         known = self._known.setdefault(unit, _Known())
+        if known.walked > 2 * len(numbers) + _KNOWN_VERSIONS:
+            # Most of it has gone: what is left is walked anew, so that no run grows the daemon for ever.
+            known = self._known[unit] = _Known()
         before = known.version
-        for number in self._histories.numbers(unit):
+        for number in numbers:
             if number > known.version:
                 await self._take(unit, number, known)
         if known.version != before:
@@ -79,6 +86,7 @@ class EncodingFiles:
     async def _take(self, unit: UnitId, number: int, known: _Known) -> None:
         record = self._histories.version(unit, number)
         known.version = number
+        known.walked += 1
         if record is None:
             return
         for saved in walk(self._segments, Saved(b"", record.top), lambda *_: None, known.trees):
@@ -104,8 +112,12 @@ class EncodingFiles:
         """The chosen files of a save, and all their chunks that may be encoded; what may be the cast of
         others comes behind them."""
         at = next(number for number, one in enumerate(files.saves) if one is save)
-        kin = [one for one in reversed(files.saves[:at]) if (one.step is None) == (save.step is None)]
-        saves = [save, *kin[:_NEAREST_SAVES]]
+        kin = (
+            one
+            for one in reversed(files.saves[:at])
+            if (one.step is None) == (save.step is None) and self._is_there(one)
+        )
+        saves = [save, *islice(kin, _NEAREST_SAVES)]
         looked_at = [Save(one.step, one.number, await self._layouts_of(one)) for one in saves]
         candidates = match_save(looked_at[0], looked_at[1:])
         recipe_of: dict[tuple[int, str], Recipe] = {}
@@ -123,6 +135,10 @@ class EncodingFiles:
                 found.append((one, [chunk for chunk in planned if chunk.chunk[:8] not in files.shared]))
             await trio.lowlevel.checkpoint()
         return sorted(found, key=lambda pair: any(chunk.cast_of for chunk in pair[1]))
+
+    def _is_there(self, save: SavedFiles) -> bool:
+        """Whether any file of a save is stored still."""
+        return any(self._segments.locate(one.recipe) is not None for one in save.files.values())
 
     def _plan(
         self, recipe_of: dict[tuple[int, str], Recipe], save: Save, path: str, by_name: dict[str, Candidates]
