@@ -10,7 +10,7 @@ seconds. Source: FORMAT.md, "Encoded segments"; store/encoding_plan.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -111,13 +111,7 @@ class EncodingFiles:
     ) -> list[tuple[SavedFile, list[PlannedChunk]]]:
         """The chosen files of a save, and all their chunks that may be encoded; what may be the cast of
         others comes behind them."""
-        at = next(number for number, one in enumerate(files.saves) if one is save)
-        kin = (
-            one
-            for one in reversed(files.saves[:at])
-            if (one.step is None) == (save.step is None) and self._is_there(one)
-        )
-        saves = [save, *islice(kin, _NEAREST_SAVES)]
+        saves = [save, *self._earlier(files, save)]
         looked_at = [Save(one.step, one.number, await self._layouts_of(one)) for one in saves]
         candidates = match_save(looked_at[0], looked_at[1:])
         recipe_of: dict[tuple[int, str], Recipe] = {}
@@ -135,6 +129,18 @@ class EncodingFiles:
                 found.append((one, [chunk for chunk in planned if chunk.chunk[:8] not in files.shared]))
             await trio.lowlevel.checkpoint()
         return sorted(found, key=lambda pair: any(chunk.cast_of for chunk in pair[1]))
+
+    def _earlier(self, files: UnitFiles, save: SavedFiles) -> Iterator[SavedFiles]:
+        """The saves of which it may be the next one, the likeliest first: behind the nearest of its run comes
+        what stood there before without a step, such as the model that a run began with."""
+        at = next(number for number, one in enumerate(files.saves) if one is save)
+        before = [one for one in reversed(files.saves[:at]) if self._is_there(one)]
+        yield from islice(
+            (one for one in before if (one.step is None) == (save.step is None)), _NEAREST_SAVES
+        )
+        if save.step is not None:
+            bases = (one for one in before if one.step is None and one.number <= save.number)
+            yield from islice(bases, 1)
 
     def _is_there(self, save: SavedFiles) -> bool:
         """Whether any file of a save is stored still."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import trio
 from encoded_series import PATH, saves
-from saved_store import SavedStore
+from saved_store import SavedStore, Tree
 
 from ckptfs.daemon import encoding_files
 from ckptfs.daemon.encoding_files import EncodingFiles
+from ckptfs.store.encoding_saves import SavedFiles
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change
 
@@ -62,3 +63,28 @@ def test_parents_are_those_of_the_nearest_saves_that_are_there(store: SavedStore
 
     parents, first = trio.run(scenario)
     assert parents and parents <= first
+
+
+def test_the_first_save_of_a_run_is_encoded_against_what_it_began_with(store: SavedStore) -> None:
+    files = EncodingFiles(store.segments, store.histories)
+
+    async def scenario() -> None:
+        base, tuned, later, last = saves(4, values=70_000)
+        tree: Tree = {b"base": {NAME: base[PATH]}}
+        await store.publish(b"run", tree)
+        for number, one in ((5, tuned), (9, later), (12, last)):
+            tree = {**tree, b"checkpoint-%d" % number: {NAME: one[PATH]}}
+            record = await store.publish(b"run", tree)
+        unit = await files.of_unit(record.unit)
+
+        def chunks(save: SavedFiles) -> set[ChunkId]:
+            [file] = save.files.values()
+            return set(store.segments.read_recipe(file.recipe).chunks())
+
+        assert [save.step for save in unit.saves] == [None, 5, 9, 12]
+        for save, parent in ((unit.saves[1], unit.saves[0]), (unit.saves[2], unit.saves[1])):
+            [(_, planned)] = await files.planned(unit, save, lambda _: True)
+            parents = {one.parent for one in planned if one.parent is not None}
+            assert parents and parents <= chunks(parent)
+
+    trio.run(scenario)
