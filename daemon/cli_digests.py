@@ -1,7 +1,7 @@
-"""Commands about whole files: digest, seal, check-seal, export-oms.
+"""Commands about whole files: digest, health, seal, check-seal, export-oms.
 
 One rule: as in cli_versions.py. `check-seal` needs neither a store nor a daemon, and ends with 1 when the
-file is not what was sealed.
+file is not what was sealed; `health` does when a tensor is not finite.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from typing import Annotated, cast
 
 import typer
 
-from ckptfs.daemon.cli_output import AsJson, Failed, StoreDir, one_line, print_json, progress_shown, say
+from ckptfs.daemon.cli_output import (
+    AsJson,
+    Failed,
+    StoreDir,
+    one_line,
+    print_json,
+    progress_shown,
+    say,
+    show_health,
+)
 from ckptfs.daemon.cli_versions import VersionArgument
 
 MaybeVersion = Annotated[str, typer.Argument(metavar="PATH[@VERSION]")]
@@ -22,6 +31,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
     app.command()(digest)
+    app.command()(health)
     app.command()(seal)
     app.command("check-seal")(check_seal)
     app.command("export-oms")(export_oms)
@@ -65,6 +75,33 @@ def sum_line(digits: str, path: str) -> str:
     """A line of `sha256sum`, in which a name with a backslash or a line's end is escaped."""
     escaped = path.translate(_ESCAPES)
     return f"{'' if escaped == path else chr(92)}{digits}  {escaped}"
+
+
+def health(
+    path: MaybeVersion,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show tensors of which there is nothing to say as well.")
+    ] = False,
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which float tensors of a version (the latest, if none is named) hold NaN or infinity (then it ends
+    with 1), values that FP16 or BF16 cannot hold, the largest value of their dtype, or subnormals.
+
+    They are looked at in the background after a version was made; those that were not are looked at now.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+
+    with opened(path, store) as (source, inner), progress_shown("health") as on_progress:
+        answer = cast("Mapping[str, object]", source.ask(messages.Health(path=inner), on_progress))
+    files = cast("Sequence[Mapping[str, object]]", answer["files"])
+    if as_json:
+        print_json(answer)
+    else:
+        show_health(files, every=every)
+    if any(one["bad_tensors"] for one in files):
+        raise Failed(1)
 
 
 def seal(

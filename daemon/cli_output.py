@@ -34,8 +34,16 @@ StoreDir = Annotated[
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDE = 10_000
 _COMMIT_DIGITS = 10
-# Subnormals are common and harm nothing; --json has them.
-_HEALTH = {"nan": "nan", "inf": "inf", "over_f16": "too large for FP16", "over_bf16": "too large for BF16"}
+_HEALTH = {
+    "nan": "NaN",
+    "inf": "infinite",
+    "over_f16": "too large for FP16",
+    "over_bf16": "too large for BF16",
+    "saturated": "saturated",
+    "subnormal": "subnormal",
+}
+# What is told of a tensor as it is; of the others it is told that they became more or fewer.
+_TOLD = ("nan", "inf", "over_f16", "over_bf16")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -86,7 +94,7 @@ def show_log(versions: Sequence[Mapping[str, object]]) -> None:
         say("no versions yet")
         return
     rows = [_log_row(version, time.time_ns()) for version in versions]
-    show_table(("no", "name", "age", "state", "step", "tags", "written by", "missing"), rows)
+    show_table(("no", "name", "age", "state", "step", "tags", "written by", "health", "missing"), rows)
 
 
 def show_status(status: Mapping[str, object]) -> None:
@@ -124,6 +132,24 @@ def show_diff(answer: Mapping[str, object]) -> None:
             say(f"           {tensor['change']:<8} {tensor['name']}{_tensor_difference(tensor)}")
     if not files:
         say(f"{answer['before']} and {answer['after']} show the same")
+
+
+def show_health(files: Sequence[Mapping[str, object]], *, every: bool) -> None:
+    """A line for each file, and below it one for each tensor of which there is something to say."""
+    for one in files:
+        listed = cast("Sequence[Mapping[str, object]]", one["listed"])
+        found = health_text(one) or "nothing to say"
+        say(f"{one['path']}: {one['tensors']} float tensors, up to {one['largest']:.6g}: {found}")
+        for tensor in listed:
+            text = health_text(tensor)
+            if text or every:
+                name = tensor["name"] if tensor["name"] is not None else f"at byte {tensor['offset']}"
+                said = f": {text}" if text else ""
+                say(f"    {name}: {tensor['dtype']}, up to {tensor['largest']:.6g}{said}")
+        if len(listed) < cast(int, one["tensors"]):
+            say(f"    (only {len(listed)} of them are listed)")
+    if not files:
+        say("there are no float tensors in a format that is known")
 
 
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -206,8 +232,19 @@ def _tensor_difference(tensor: Mapping[str, object]) -> str:
     text = f": {shape}, {human_bytes(cast(int, tensor['changed_bytes']))} differ"
     if "max_difference" in tensor:
         text += f", by at most {tensor['max_difference']:.3g} (L2 {tensor['l2_difference']:.3g})"
-        text += "".join(f", {tensor[key]} {word}" for key, word in _HEALTH.items() if tensor.get(key))
-    return text
+    return text + _health_difference(tensor)
+
+
+def _health_difference(tensor: Mapping[str, object]) -> str:
+    before = cast("Mapping[str, object]", tensor.get("health_before", {}))
+    said = []
+    for key, word in _HEALTH.items():
+        now, was = tensor.get(key, 0), before.get(key, tensor.get(key, 0))
+        if now != was:
+            said.append(f"{now} {word} (before {was})")
+        elif now and key in _TOLD:
+            said.append(f"{now} {word}")
+    return "".join(f", {one}" for one in said)
 
 
 def _log_row(version: Mapping[str, object], now_ns: int) -> list[str]:
@@ -221,8 +258,25 @@ def _log_row(version: Mapping[str, object], now_ns: int) -> list[str]:
         "" if step is None else str(step),
         " ".join(tags),
         _writers_text(version),
+        _version_health(version),
         "; ".join(missing),
     ]
+
+
+def health_text(counts: Mapping[str, object], told: Sequence[str] = tuple(_HEALTH)) -> str:
+    """ "3 NaN, 1 infinite"; what there is none of is left out."""
+    return ", ".join(f"{counts[key]} {word}" for key, word in _HEALTH.items() if key in told and counts[key])
+
+
+def _version_health(version: Mapping[str, object]) -> str:
+    """Nothing as long as nobody looked, or where there is no float."""
+    health = cast("Mapping[str, object] | None", version.get("health"))
+    if health is None or not health["tensors"]:
+        return ""
+    bad = cast(int, health["bad_tensors"])
+    if not bad:
+        return "finite" if not health["unknown_files"] else "finite as far as it was looked at"
+    return f"{health_text(health, ('nan', 'inf'))} in {bad} tensor{'s' if bad > 1 else ''}"
 
 
 def _writers_text(version: Mapping[str, object]) -> str:

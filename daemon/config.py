@@ -84,12 +84,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are signed with (made if it is not there); "" is the usual place, "none" leaves them unsigned.
     Every `scrub_every_days` all that is stored is read again and checked, at `scrub_rate_mib_s` MiB a
     second (0: never by itself). `digests`: whole-file digests are made of what versions hold, in the
-    background. `provenance`: versions say which processes wrote them. Saves that are not the newest of
-    their kind are encoded, without loss, `encode_after_s` seconds after their version was made ("never": only
-    by `ckptfs encode`), `encode_rate_mib_s` MiB a second at most (0: as fast as it goes). `metrics`: where
-    Prometheus finds the daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends
-    in ".prom" (for the node exporter's textfile collector); "" keeps none. Units stand in it by their ids,
-    with `metrics_names` by name. `remote`: where versions are copied to.
+    background, and with `health` their float tensors are looked at on the way. `provenance`: versions say
+    which processes wrote them. Saves that are not the newest of their kind are encoded, without loss,
+    `encode_after_s` seconds after their version was made ("never": only by `ckptfs encode`),
+    `encode_rate_mib_s` MiB a second at most (0: as fast as it goes). `metrics`: where Prometheus finds the
+    daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends in ".prom" (for the
+    node exporter's textfile collector); "" keeps none. Units stand in it by their ids, with `metrics_names`
+    by name. `remote`: where versions are copied to.
     """
 
     settle_s: Seconds = 2.0
@@ -102,6 +103,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
+    health: bool = True
     provenance: bool = True
     encode_after_s: After = "never"
     encode_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 64.0

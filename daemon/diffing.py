@@ -11,7 +11,7 @@ The walk and every read belong to the index thread; a worker thread compares.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,10 +20,10 @@ import trio
 from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved
-from ckptfs.gpu.health import Health
 from ckptfs.store.difference import ELEMENT_BYTES, Difference, is_float
 from ckptfs.store.errors import CkptfsError
 from ckptfs.store.formats import Layout, Reader, Tensor, parse
+from ckptfs.store.health import Health, has_health
 from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
@@ -169,13 +169,15 @@ class Differ:
             return _described(after, "changed") | {"before": was}
         if _parts(old.recipe, before.offset, before.length) == _parts(new.recipe, after.offset, after.length):
             return None
-        health = Health(after.dtype) if is_float(after.dtype) else None
-        found = self._difference(after.dtype, old, before.offset, new, after.offset, after.length, health)
+        healths = [Health(after.dtype), Health(after.dtype)] if has_health(after.dtype) else []
+        found = self._difference(after.dtype, old, before.offset, new, after.offset, after.length, healths)
         if not found.changed_bytes:
             return None
         row = _described(after, "changed") | {"changed_bytes": found.changed_bytes}
-        if health is not None:
-            row |= {"max_difference": found.largest, "l2_difference": found.l2, **health.facts()}
+        if is_float(after.dtype):
+            row |= {"max_difference": found.largest, "l2_difference": found.l2}
+        if healths:
+            row |= {**healths[1].facts(), "health_before": {**healths[0].facts()}}
         return row
 
     def _difference(
@@ -186,18 +188,20 @@ class Differ:
         new: _Side,
         new_at: int,
         length: int,
-        health: Health | None = None,
+        healths: Sequence[Health] = (),
     ) -> Difference:
+        """`healths` count what was there and what is there."""
         found = Difference(dtype)
         for at in range(0, length, _WINDOW_BYTES):
             part = min(_WINDOW_BYTES, length - at)
             is_same = _parts(old.recipe, old_at + at, part) == _parts(new.recipe, new_at + at, part)
-            if is_same and not is_float(dtype):
+            if is_same and not healths:
                 continue
             after = self._read(new.recipe, new_at + at, part)
-            found.add(after if is_same else self._read(old.recipe, old_at + at, part), after)
-            if health is not None:
-                health.add(after)
+            before = after if is_same else self._read(old.recipe, old_at + at, part)
+            found.add(before, after)
+            for health, window in zip(healths, (before, after), strict=False):
+                health.add(window)
         return found
 
     def _side(self, name: str, recipe: Recipe) -> _Side:

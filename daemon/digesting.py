@@ -1,4 +1,5 @@
-"""Digests of whole files, made in the background: SHA-256, BLAKE3 and CRC-64/NVME of what versions hold.
+"""Digests of whole files, made in the background: SHA-256, BLAKE3 and CRC-64/NVME of what versions hold; on
+the way their tensors are looked at.
 
 One rule: it is the last to get anything. One file at a time, of the newest version first; it rests while a
 version is being made or the disk is nearly full, and never takes more than a quarter of one core. (A thread
@@ -19,10 +20,12 @@ from itertools import islice
 
 import trio
 
+from ckptfs.daemon.health_making import HealthMaking
 from ckptfs.daemon.saved_files import Saved, walk
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.digests import MOST_CONTENTS, FileDigests
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound, ReadOnly
+from ckptfs.store.health_records import ContentHealth
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_mirror import version_key, version_of
@@ -75,6 +78,21 @@ class _Failed:
     versions: dict[tuple[UnitId, int], _Due]
 
 
+@dataclass(slots=True)
+class _Made:
+    """What was made and is not recorded yet; `health` is None for a content without a float tensor."""
+
+    digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
+    health: dict[RecipeId, ContentHealth | None] = field(default_factory=dict)
+    read_bytes: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it is time to record it."""
+        most = max(len(self.digests), len(self.health))
+        return most >= MOST_CONTENTS or self.read_bytes >= _BYTES_A_RECORD
+
+
 class Digesting:
     """Goes through each version once, and again when what was wrong in it lies elsewhere by now (it was
     healed), or some time has passed. Belongs to the index thread, and only `run` changes its fields.
@@ -90,14 +108,16 @@ class Digesting:
         digests: DigestLog,
         files: WholeFiles,
         may_work: Callable[[], bool],
+        health: HealthMaking | None = None,
     ) -> None:
-        """`may_work` says whether nothing more urgent goes on now."""
+        """`may_work` says whether nothing more urgent goes on now; `health` looks at tensors on the way."""
         self._index = index
         self._segments = segments
         self._histories = histories
         self._digests = digests
         self._files = files
         self._may_work = may_work
+        self._health = health
         self._due: list[_Due] = []
         self._known: dict[UnitId, int] = {}
         self._seen: set[tuple[bytes, TreeId]] = set()
@@ -231,42 +251,54 @@ class Digesting:
         # What is left by now was in directories that were walked for another version.
         self._current_bytes = sum(saved.entry.size for saved in contents.values())
         await self._make(due, record, contents)
+        if self._health is not None:
+            await self._health.sum_up(record)
 
     def _has(self, recipe: RecipeId) -> bool:
-        return self._index.get(Table.DIGEST, recipe) is not None
+        lacks_health = self._health is not None and self._health.lacks(recipe)
+        return self._digests.has(recipe) and not lacks_health
 
     async def _make(self, due: _Due, record: VersionRecord, contents: dict[RecipeId, Saved]) -> None:
-        made: dict[RecipeId, FileDigests] = {}
-        for recipe, saved in contents.items():
-            digests = await self._digest(due, record, recipe, saved)
+        made = _Made()
+        for saved in contents.values():
+            await self._look_at(made, due, record, saved)
             self._current_bytes -= saved.entry.size
-            if digests is not None:
-                made[recipe] = digests
-            made_bytes = sum(one.size for one in made.values())
-            if len(made) >= MOST_CONTENTS or made_bytes >= _BYTES_A_RECORD:
-                self._digests.record(record.unit, made)
-                made = {}
-        self._digests.record(record.unit, made)
+            if made.is_enough:
+                self._record(record.unit, made)
+                made = _Made()
+        self._record(record.unit, made)
 
-    async def _digest(
-        self, due: _Due, record: VersionRecord, recipe: RecipeId, saved: Saved
-    ) -> FileDigests | None:
+    def _record(self, unit: UnitId, made: _Made) -> None:
+        self._digests.record(unit, made.digests)
+        if self._health is not None:
+            self._health.record(unit, made.health)
+
+    async def _look_at(self, made: _Made, due: _Due, record: VersionRecord, saved: Saved) -> None:
+        """Add to what was made what there is to know of one content."""
+        recipe = saved.entry.recipe
+        assert recipe is not None, "only regular files have contents"
         try:
             await self._rest(0)
             if saved.entry.size > _MOST_HOLE_BYTES:
                 stored = self._segments.read_recipe(recipe)
                 if stored.size - stored.data_bytes() > _MOST_HOLE_BYTES:
-                    return None
-            return await self._files.digests(recipe, self._rest)
+                    return
+            tensors = None
+            if self._health is not None and self._health.lacks(recipe):
+                tensors = await self._health.begin(record, saved)
+            if tensors is None or not tensors.is_empty or not self._digests.has(recipe):
+                made.digests[recipe] = await self._files.digests(recipe, self._rest, tensors)
+                made.read_bytes += saved.entry.size
+            if tensors is not None:
+                made.health[recipe] = tensors.finish()
         except NotFound:
-            return None
+            return
         except Corrupt as e:
             if self._histories.version(record.unit, record.number) is None:
-                return None  # It was let go, and collected while it was being read.
+                return  # It was let go, and collected while it was being read.
             self._fail(due, recipe, e)
             path = os.fsdecode(saved.path)
             log.error("no digest of %s of %s in version %d: %s", path, self._name(record), record.number, e)
-            return None
 
     async def _rest(self, _: int) -> None:
         """Pause as long as it takes to have worked a quarter of the time, and until nothing is urgent."""

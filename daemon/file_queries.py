@@ -1,4 +1,4 @@
-"""What can be asked of whole files in a version: their digests, which tensors they hold, and a seal.
+"""What can be asked of whole files in a version: digests, health, which tensors they hold, and a seal.
 
 One rule: digests are those of a sealed record of a history, whatever the index has; what only the index has
 is answered as that, and of a content without any they are made now, from chunks that are checked on the way.
@@ -18,6 +18,7 @@ import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.expecting import Expecting
+from ckptfs.daemon.health_queries import HealthQueries
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import nothing_there
@@ -28,6 +29,7 @@ from ckptfs.store.digests import FileDigests
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotPermitted, Unavailable
 from ckptfs.store.file_seal import seal_file
+from ckptfs.store.health_log import HealthLog
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_proof import doubt_of, prove
@@ -61,6 +63,7 @@ class FileQueries:
         addresses: Addresses,
         histories: Histories,
         digests: DigestLog,
+        health: HealthLog,
         keyring: Keyring,
         limiter: trio.CapacityLimiter,
     ) -> None:
@@ -72,6 +75,7 @@ class FileQueries:
         self._addresses = addresses
         self._digests = digests
         self._files = WholeFiles(disk, segments, limiter)
+        self._health = HealthQueries(segments, self._files, health, limiter)
         self._expecting = Expecting(segments, addresses, limiter)
 
     async def digest(self, address: Address, report: Report, may_read: MayRead) -> Json:
@@ -96,6 +100,22 @@ class FileQueries:
             "files": [_row(one) | {"source": one.source} for one in rows],
             "others": others,
         }
+
+    async def health(self, address: Address, report: Report, may_read: MayRead) -> Json:
+        """What was found in the float tensors of every file at and below a place of a version, and the paths
+        of what has none; errors as for `digest`."""
+        record = self._addresses.record(address)
+        way = way_into(self._segments, record.top, address.inner)
+        if len(way) <= len(address.inner):
+            raise nothing_there(address.text)
+        place, found = b"/".join(address.inner), await self._walk(way[-1], address, may_read)
+        if way[-1].is_dir:
+            prefix = place + b"/" if place else b""
+            saved = [(path, Saved(prefix + path, entry)) for path, entry in found]
+        else:
+            saved = [(path, Saved(place, entry)) for path, entry in found]
+        rows, others = await self._health.rows(record, saved, report)
+        return {"number": record.number, "name": record.name, "files": rows, "others": others}
 
     async def expect(self, address: Address, ways: int, report: Report, may_read: MayRead) -> Json:
         """What the tensors at and below a place of a version are, as Expecting says it. InvalidRequest if

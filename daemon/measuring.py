@@ -26,6 +26,7 @@ from ckptfs.daemon.metrics import Figures, RemoteFigures, UnitFigures, families
 from ckptfs.daemon.queries import Facts, program_version
 from ckptfs.fusefs.face import Face
 from ckptfs.store.disk import Disk
+from ckptfs.store.health_log import HealthLog
 from ckptfs.store.histories import Histories
 from ckptfs.store.segments import Segments
 
@@ -51,6 +52,7 @@ class Measuring:
         disk: Disk,
         segments: Segments,
         histories: Histories,
+        health: HealthLog,
         face: Face,
         space: Space,
         facts: Callable[[], Awaitable[Facts]],
@@ -61,6 +63,7 @@ class Measuring:
         self._disk = disk
         self._segments = segments
         self._histories = histories
+        self._health = health
         self._face = face
         self._space = space
         self._facts = facts
@@ -98,6 +101,7 @@ class Measuring:
         found = []
         for at, unit in enumerate(self._histories.shown_names().values()):
             newest, complete = self._histories.newest(unit.unit), self._histories.newest_complete(unit.unit)
+            looked_at = self._health.newest(unit.unit)
             found.append(
                 UnitFigures(
                     name=unit.text if self._names else unit.unit.hex(),
@@ -105,6 +109,7 @@ class Measuring:
                     versions=len(self._histories.numbers(unit.unit)),
                     newest_age_s=None if newest is None else _age_s(newest.time_ns),
                     complete_age_s=None if complete is None else _age_s(complete.time_ns),
+                    bad_tensors=None if looked_at is None else looked_at[1].total.bad,
                 )
             )
             if at % _SLICE == 0:

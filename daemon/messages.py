@@ -37,7 +37,9 @@ class Request(
     @property
     def is_reading(self) -> bool:
         """Whether it changes nothing, and so may be given up when the caller goes away."""
-        return isinstance(self, Status | Log | Head | Keys | Verify | Diff | Du | Prove | Digest | Expect)
+        return isinstance(
+            self, Status | Log | Head | Keys | Verify | Diff | Du | Prove | Digest | Health | Expect
+        )
 
 
 class Status(Request, frozen=True, kw_only=True):
@@ -130,6 +132,10 @@ class Digest(Request, frozen=True, kw_only=True):
     """The digests of the whole files of a version."""
 
 
+class Health(Request, frozen=True, kw_only=True):
+    """What was found in the float tensors of a version."""
+
+
 class Expect(Request, frozen=True, kw_only=True):
     """Which bytes the tensors of a version are (gpu/expected.py), for so many ranks that share the rows."""
 
@@ -209,6 +215,7 @@ AnyRequest = (
     | Diff
     | Prove
     | Digest
+    | Health
     | Expect
     | Seal
     | Scrub

@@ -21,13 +21,15 @@ from ckptfs.fusefs.request_times import BOUNDS_S, RequestTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFigures:
-    """One unit: `name` as it is to be shown; ages in seconds, None where there is no such version."""
+    """One unit: `name` as it is to be shown; ages in seconds, None where there is no such version.
+    `bad_tensors`: those with a NaN or an infinity in the newest version that was looked at."""
 
     name: str
     live: bool
     versions: int
     newest_age_s: float | None
     complete_age_s: float | None
+    bad_tensors: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,11 @@ def _of_units(units: Iterable[UnitFigures]) -> Iterator[Metric]:
     complete = GaugeMetricFamily(
         "ckptfs_unit_complete_age_seconds", "Age of its newest complete version.", labels=labels
     )
+    bad = GaugeMetricFamily(
+        "ckptfs_unit_bad_tensors",
+        "Tensors with NaN or infinity in its newest version.",
+        labels=labels,
+    )
     for unit in units:
         of = [unit.name, "yes" if unit.live else "no"]
         versions.add_metric(of, unit.versions)
@@ -144,7 +151,9 @@ def _of_units(units: Iterable[UnitFigures]) -> Iterator[Metric]:
             newest.add_metric(of, unit.newest_age_s)
         if unit.complete_age_s is not None:
             complete.add_metric(of, unit.complete_age_s)
-    yield from (versions, newest, complete)
+        if unit.bad_tensors is not None:
+            bad.add_metric(of, unit.bad_tensors)
+    yield from (versions, newest, complete, bad)
 
 
 def _of_remotes(remotes: Iterable[RemoteFigures]) -> Iterator[Metric]:

@@ -28,6 +28,7 @@ from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
+from ckptfs.daemon.health_making import HealthMaking
 from ckptfs.daemon.kept_session import KeptSession, Names
 from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
@@ -57,6 +58,7 @@ from ckptfs.fusefs.session import Session
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import Unavailable
+from ckptfs.store.health_log import HealthLog
 from ckptfs.store.index import Change
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
@@ -126,6 +128,7 @@ class Mount:
             parts, lambda: self._config, self._policies, self._keeper.min_free_bytes, self._is_quiet
         )
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
+        self._health = HealthLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
         self._copying = Copying(
             parts, config.remote, lambda one: open_remote(one, os.environ), default_node_name()
@@ -290,13 +293,16 @@ class Mount:
 
     def _make_digesting(self) -> Digesting:
         parts = self._parts
+        limiter = trio.CapacityLimiter(1)
+        health = HealthMaking(parts.segments, self._health, limiter, lambda: self._config.health)
         return Digesting(
             parts.index,
             parts.segments,
             parts.histories,
             self._digests,
-            WholeFiles(parts.disk, parts.segments, trio.CapacityLimiter(1)),
+            WholeFiles(parts.disk, parts.segments, limiter),
             self._is_quiet,
+            health,
         )
 
     def _make_metrics(self) -> Callable[[], Awaitable[None]] | None:
@@ -308,6 +314,7 @@ class Mount:
             parts.disk,
             parts.segments,
             parts.histories,
+            self._health,
             self.face,
             self._keeper,
             self._facts,
@@ -329,6 +336,7 @@ class Mount:
             self._facts,
             parts.keyring,
             WriterLog(parts.disk, parts.index, parts.histories),
+            self._health,
             parts.processes,
         )
         rights = Rights(
@@ -356,6 +364,7 @@ class Mount:
                 addresses,
                 parts.histories,
                 self._digests,
+                self._health,
                 parts.keyring,
                 worker_limiter(),
             ),

@@ -30,6 +30,7 @@ from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
+from ckptfs.store.health_log import HealthLog
 from ckptfs.store.histories import Histories
 from ckptfs.store.index import INDEX_PATH, Index
 from ckptfs.store.layout import Holder, StoreLock, open_store
@@ -53,6 +54,7 @@ class OfflineStore:
         self._segments = Segments(disk, self._index)
         self._addresses = Addresses(self._namespace, self._histories, self._top_of)
         keyring = readable_keyring(key)
+        health = HealthLog(disk, self._index, self._histories)
         self._queries = Queries(
             disk,
             self._namespace,
@@ -63,12 +65,13 @@ class OfflineStore:
             self._facts,
             keyring,
             WriterLog(disk, self._index, self._histories),
+            health,
         )
         # Whoever asks may have another key than the daemon, and nobody waits for his word.
         self._prover = Prover(self._segments, self._histories, self._addresses, keyring, for_strangers=False)
         digests = DigestLog(disk, self._index, self._histories)
         self._files = FileQueries(
-            disk, self._segments, self._addresses, self._histories, digests, keyring, worker_limiter()
+            disk, self._segments, self._addresses, self._histories, digests, health, keyring, worker_limiter()
         )
 
     def __enter__(self) -> OfflineStore:
@@ -115,6 +118,8 @@ class OfflineStore:
                 result = await self._prover.proof(address, request.tensor, lambda entry: True)
             case messages.Digest():
                 result = await self._files.digest(address, report, lambda entry: True)
+            case messages.Health():
+                result = await self._files.health(address, report, lambda entry: True)
             case messages.Expect():
                 result = await self._files.expect(address, request.ways, report, lambda entry: True)
             case messages.Du():

@@ -28,6 +28,8 @@ from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest, NotFound
+from ckptfs.store.health_log import HealthLog
+from ckptfs.store.health_records import VersionHealth
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import Fault, Finding, HistoryReport
@@ -78,6 +80,7 @@ class Queries:
         facts: Callable[[], Awaitable[Facts]],
         keyring: Keyring,
         writer_log: WriterLog,
+        health_log: HealthLog,
         hashers: Hashers = NO_HASHERS,
     ) -> None:
         """`hashers` take part in verifying."""
@@ -91,6 +94,7 @@ class Queries:
         self._facts = facts
         self._keyring = keyring
         self._writer_log = writer_log
+        self._health_log = health_log
         self._limiter = worker_limiter()
 
     def log(self, address: Address) -> Json:
@@ -295,6 +299,7 @@ class Queries:
                 "logical_bytes": record.logical_bytes,
                 "root": record.root.hex(),
                 "cid": cid_text(record.top.tree, CidCodec.DAG_CBOR) if record.top.tree is not None else None,
+                "health": _health_json(self._health_log.of_version(unit.unit, record.number)),
                 **_writers_json(self._writer_log.of(record)),
             }
 
@@ -309,7 +314,7 @@ class Queries:
         }
 
     def _unit_row(self, unit: Unit) -> Json:
-        complete = self._histories.newest_complete(unit.unit)
+        complete, looked_at = self._histories.newest_complete(unit.unit), self._health_log.newest(unit.unit)
         return {
             "name": os.fsdecode(unit.name),
             "live": unit.ino != 0,
@@ -318,6 +323,7 @@ class Queries:
             "newest_complete_age_s": (time.time_ns() - complete.time_ns) / 1e9
             if complete is not None
             else None,
+            "bad_tensors": None if looked_at is None else looked_at[1].total.bad,
         }
 
 
@@ -326,6 +332,11 @@ def units_of(address: Address) -> list[Unit]:
     if address.unit is None:
         raise NotFound(f"{address.text} has no version yet; `ckptfs publish` makes one")
     return [address.unit]
+
+
+def _health_json(found: VersionHealth | None) -> Json:
+    """None as long as a version was not looked at."""
+    return None if found is None else {**found.total.facts(), "unknown_files": found.unknown}
 
 
 def _writers_json(record: WritersRecord | None) -> dict[str, Json]:

@@ -120,12 +120,9 @@ class Service:
                 self._rights.require_place(caller, address, self._addresses.record(address))
                 self._rights.require_unit(caller, address, Access.READ)
                 result = await self._prover.proof(address, request.tensor, self._rights.reader(caller))
-            case messages.Digest():
+            case messages.Digest() | messages.Health() | messages.Expect():
                 self._rights.require_place(caller, address, self._addresses.record(address))
-                result = await self._files.digest(address, report, self._rights.reader(caller))
-            case messages.Expect():
-                self._rights.require_place(caller, address, self._addresses.record(address))
-                result = await self._files.expect(address, request.ways, report, self._rights.reader(caller))
+                result = await self._of_files(caller, address, request, report)
             case messages.Seal():
                 self._rights.require_owner(caller)
                 result = await self._files.seal(address, report)
@@ -142,6 +139,22 @@ class Service:
             case _:
                 result = self._mark(caller, address, request)
         return result
+
+    async def _of_files(
+        self,
+        caller: Caller,
+        address: Address,
+        request: messages.Digest | messages.Health | messages.Expect,
+        report: Report,
+    ) -> Json:
+        may_read = self._rights.reader(caller)
+        match request:
+            case messages.Digest():
+                return await self._files.digest(address, report, may_read)
+            case messages.Health():
+                return await self._files.health(address, report, may_read)
+            case messages.Expect():
+                return await self._files.expect(address, request.ways, report, may_read)
 
     async def _encoded(
         self, caller: Caller, address: Address, request: messages.Encode, report: Report

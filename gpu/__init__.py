@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ckptfs.gpu.expected import Expectation
-    from ckptfs.gpu.health import Health
     from ckptfs.gpu.report import Refusal, Report
+    from ckptfs.store.health import Health
 
 
 def verify(tensors: object, version: str | Expectation, *, prefix: str | None = None) -> Report:

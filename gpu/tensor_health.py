@@ -6,11 +6,11 @@ One rule: as for verification, a tensor is looked at where it lies, and one that
 from __future__ import annotations
 
 from ckptfs.gpu.cpu_hasher import CPU, memory_at
-from ckptfs.gpu.health import Health
 from ckptfs.gpu.held import Held, Unheld
 from ckptfs.gpu.holding import held_tensors
 from ckptfs.gpu.report import Reason, Refusal
-from ckptfs.store.difference import ELEMENT_BYTES, is_float
+from ckptfs.store.difference import ELEMENT_BYTES
+from ckptfs.store.health import Health, has_health
 
 # Small enough for a processor's cache.
 _WINDOW_BYTES = 64 * 1024 * ELEMENT_BYTES
@@ -27,7 +27,7 @@ def _health(one: Held | Unheld) -> Health | Refusal:
         return one.refusal
     if one.device != CPU:
         return Refusal(Reason.DEVICE, f"on {one.device}; move it to the CPU, or look at what it was saved as")
-    if not is_float(one.dtype):
+    if not has_health(one.dtype):
         return Refusal(Reason.DTYPE, f"{one.dtype} has no infinities or subnormals that are looked for")
     health = Health(one.dtype)
     for at in range(0, one.length, _WINDOW_BYTES):

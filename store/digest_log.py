@@ -67,11 +67,12 @@ class DigestLog:
 
 def drop_orphans(index: Index) -> None:
     """Take out the rows of contents that are not stored: after a rebuild, histories name those too."""
-    start: bytes | None = None
-    while rows := index.scan(Table.DIGEST, start=start, limit=_ROWS_A_CHANGE):
-        change = Change()
-        for recipe, _ in rows:
-            if index.get(Table.CHUNK, recipe) is None:
-                change.delete(Table.DIGEST, recipe)
-        index.apply(change)
-        start = rows[-1][0] + b"\0"
+    for table in (Table.DIGEST, Table.HEALTH):
+        start: bytes | None = None
+        while rows := index.scan(table, start=start, limit=_ROWS_A_CHANGE):
+            change = Change()
+            for recipe, _ in rows:
+                if index.get(Table.CHUNK, recipe) is None:
+                    change.delete(table, recipe)
+            index.apply(change)
+            start = rows[-1][0] + b"\0"

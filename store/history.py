@@ -38,6 +38,7 @@ class RecordKind(IntEnum):
     DIGESTS = 10
     ROTATE = 11
     WRITERS = 12
+    HEALTH = 13
 
 
 class State(StrEnum):

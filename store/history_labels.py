@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ckptfs.store.digests import decode_digests_record
 from ckptfs.store.frames import Frame
+from ckptfs.store.health_records import decode_health_record
 from ckptfs.store.history import (
     MarkRecord,
     RecordKind,
@@ -32,12 +33,18 @@ def described(frame: Frame) -> tuple[str, VersionRecord | None]:
         case RecordKind.ROTATE:
             decode_rotation(frame.payload)
             return "the rotation of the key", None
-        case RecordKind.DIGESTS:
-            return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents", None
+        case RecordKind.DIGESTS | RecordKind.HEALTH:
+            return _contents_label(frame), None
         case RecordKind.WRITERS:
             return f"the writers of version {decode_writers(frame.payload).number}", None
         case _:
             return _mark_label(kind, decode_mark(frame.payload)), None
+
+
+def _contents_label(frame: Frame) -> str:
+    if frame.kind == RecordKind.DIGESTS:
+        return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents"
+    return f"the health of {len(decode_health_record(frame.payload).contents)} contents"
 
 
 def _name_label(record: UnitRecord) -> str:

@@ -88,8 +88,8 @@ def differences(evidence: Evidence, scan: HistoryScan) -> Iterator[Finding]:
 def _rows_of(change: Change) -> _Rows:
     rows: dict[tuple[Table, bytes], bytes] = {}
     for table, key, value in change.operations:
-        if table == Table.DIGEST:
-            continue  # These belong to no unit; DigestLog compares them.
+        if table in (Table.DIGEST, Table.HEALTH, Table.META):
+            continue  # These belong to no unit, or to no history.
         if value is None:
             rows.pop((Table(table), key), None)
         else:

@@ -118,7 +118,7 @@ def _settle_rows(index: Index, unit_id: UnitId, file: HistoryFile) -> list[str]:
             wrong.append(f"the row {table.name} {key.hex()}")
             value = want.get(key)
             change.delete(table, key) if value is None else change.put(table, key, value)
-    wrong += _settle_digests(index, file, change)
+    wrong += _settle_contents(index, file, change)
     encoded = index.get(Table.UNIT, unit_id)
     if encoded is not None:
         unit = unit_of(encoded)
@@ -135,15 +135,16 @@ def _settle_rows(index: Index, unit_id: UnitId, file: HistoryFile) -> list[str]:
     return wrong
 
 
-def _settle_digests(index: Index, file: HistoryFile, change: Change) -> list[str]:
-    """The same for rows of DIGEST. Those of contents that are gone went with them."""
+def _settle_contents(index: Index, file: HistoryFile, change: Change) -> list[str]:
+    """The same for rows of DIGEST and HEALTH. Those of contents that are gone went with them."""
     wrong = []
-    for (table, recipe), value in file.rows.items():
-        if table != Table.DIGEST or index.get(Table.DIGEST, recipe) == value:
+    for (number, recipe), value in file.rows.items():
+        table = Table(number)
+        if table not in (Table.DIGEST, Table.HEALTH) or index.get(table, recipe) == value:
             continue
         if index.get(Table.CHUNK, recipe) is not None:
-            wrong.append(f"the row DIGEST {recipe.hex()}")
-            change.put(Table.DIGEST, recipe, value)
+            wrong.append(f"the row {table.name} {recipe.hex()}")
+            change.put(table, recipe, value)
     return wrong
 
 

@@ -56,6 +56,7 @@ class Table(IntEnum):
     REQUEST = 16
     PARENT = 17
     CHILD = 18
+    HEALTH = 19
 
 
 class Change:

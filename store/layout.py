@@ -32,7 +32,8 @@ SEALS = "seals"
 DIGESTS = "digests"
 ROTATIONS = "rotations"
 WRITERS = "writers"
-KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS, WRITERS})
+HEALTH = "health"
+KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS, WRITERS, HEALTH})
 
 _KIND = "ckptfs store"
 _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}

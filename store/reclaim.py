@@ -86,8 +86,9 @@ class Reclaim:
             change.delete(Table.CHUNK, chunk)
             if location.codec != Codec.RAW:
                 self._segments.parents.remove(change, chunk)
-            if self._index.get(Table.DIGEST, chunk) is not None:
-                change.delete(Table.DIGEST, chunk)  # A recipe goes, and with it what is known of its file.
+            for table in (Table.DIGEST, Table.HEALTH):
+                if self._index.get(table, chunk) is not None:
+                    change.delete(table, chunk)  # A recipe goes, and with it what is known of its file.
             if self._index.get(Table.META, TRIED + chunk) is not None:
                 change.delete(Table.META, TRIED + chunk)
             payload, dead = lost.setdefault(location.segment, (0, set()))

@@ -9,7 +9,7 @@ Source: FORMAT.md, "Digests".
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -30,6 +30,16 @@ _SLICE_PIECES = 1024
 _TRIES = 3
 Rest = Callable[[int], Awaitable[None]]
 """Awaited after each slice, with its bytes: the place for pacing and for progress."""
+
+
+class Sink(Protocol):
+    """Takes the bytes of a file in order, in a worker thread."""
+
+    def update(self, payload: bytes, /) -> None:
+        """The next bytes."""
+
+    def update_zeros(self, length: int, /) -> None:
+        """The next `length` bytes, all zero."""
 
 
 class _Step(NamedTuple):
@@ -54,25 +64,26 @@ class WholeFiles:
         self._segments = segments
         self._limiter = limiter
 
-    async def digests(self, identity: RecipeId, rest: Rest) -> FileDigests:
-        """The digests of a content, about 1 GB/s. Corrupt if a chunk of it is wrong or missing (NotFound:
-        the whole content is gone)."""
+    async def digests(self, identity: RecipeId, rest: Rest, also: Sink | None = None) -> FileDigests:
+        """The digests of a content, about 1 GB/s; `also` gets the bytes too, which were read once for both.
+        Corrupt if a chunk of it is wrong or missing (NotFound: the whole content is gone)."""
         if self._segments.locate(identity) is None:
             raise NotFound("this content is not stored any more")
         whole = WholeHash()
+        sinks = (whole,) if also is None else (whole, also)
         for pieces in _slices(self._segments.read_recipe(identity)):
-            await self._hash(whole, pieces)
+            await self._hash(sinks, pieces)
             await rest(sum(piece.length for piece in pieces))
         return digests_of(whole)
 
-    async def _hash(self, whole: WholeHash, pieces: Sequence[Piece]) -> None:
+    async def _hash(self, sinks: Sequence[Sink], pieces: Sequence[Piece]) -> None:
         """Feed one slice; a chunk that was moved meanwhile is looked for again."""
         done, tries = 0, 0
         while done < len(pieces):
             steps = [self._step(piece) for piece in pieces[done:]]
             parents = self._segments.parents_of(pair for step in steps for pair in step.suspects)
             taken, bad = await trio.to_thread.run_sync(
-                _hash_steps, self._disk, whole, steps, parents, limiter=self._limiter, abandon_on_cancel=True
+                _hash_steps, self._disk, sinks, steps, parents, limiter=self._limiter, abandon_on_cancel=True
             )
             done, tries = done + taken, 0 if taken else tries + 1
             if bad is None:
@@ -119,7 +130,7 @@ def _parts(piece: Piece) -> Iterator[Piece]:
 
 
 def _hash_steps(
-    disk: Disk, whole: WholeHash, steps: Sequence[_Step], parents: Mapping[ChunkId, Location]
+    disk: Disk, sinks: Sequence[Sink], steps: Sequence[_Step], parents: Mapping[ChunkId, Location]
 ) -> tuple[int, Bad | None]:
     """Feed steps; (how many were fed, the chunk behind them if that is wrong). Any thread may call."""
     files = SegmentFiles(disk)
@@ -127,13 +138,15 @@ def _hash_steps(
     try:
         for done, step in enumerate(steps):
             if step.chunk is None or step.location is None:
-                whole.update_zeros(step.length)
+                for sink in sinks:
+                    sink.update_zeros(step.length)
                 continue
             try:
                 payload = chunks.read(step.chunk, step.location)
             except Corrupt as e:
                 return done, bad_of(step.chunk, step.location, e)
-            whole.update(payload)
+            for sink in sinks:
+                sink.update(payload)
     finally:
         files.close()
     return len(steps), None

@@ -41,6 +41,7 @@ from ckptfs.store.gc import (
     references_of_tree,
 )
 from ckptfs.store.hashing import chunk_id, crc64
+from ckptfs.store.health_records import decode_content_row, decode_health_record, decode_version_row
 from ckptfs.store.history import decode_mark, decode_unit, decode_version
 from ckptfs.store.history_mirror import version_of
 from ckptfs.store.history_scan import scan_history
@@ -206,6 +207,13 @@ def decoders() -> dict[str, Decoder]:
         "history": Decoder(lambda e: scan_history(e, 0), _hex("frames"), (), sealed=True),
         "digests record": Decoder(decode_digests_record, _hex("digests")),
         "digests row": Decoder(decode_digests, (bytes(80),)),
+        "health record": Decoder(decode_health_record, _hex("health")),
+        "health row": Decoder(
+            decode_content_row, tuple(bytes.fromhex(row) for v in vectors("health") for row in v["rows"])
+        ),
+        "version's health row": Decoder(
+            decode_version_row, tuple(bytes.fromhex(v["version_row"]) for v in vectors("health"))
+        ),
         "version record": Decoder(decode_version, _hex("history", "version")),
         "version row": Decoder(version_of, _hex("history_row")),
         "unit record": Decoder(decode_unit, _hex("history", "unit")),

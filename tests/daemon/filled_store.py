@@ -22,6 +22,7 @@ from ckptfs.fusefs.units import Units
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Disk
 from ckptfs.store.hashing import chunk_id
+from ckptfs.store.health_log import HealthLog
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import ChunkId, TreeId, UnitId
@@ -73,12 +74,14 @@ class FilledStore:
             self._facts,
             keyring,
             WriterLog(self.disk, self.index, self.histories),
+            HealthLog(self.disk, self.index, self.histories),
         )
         self.prover = Prover(self.segments, self.histories, self.addresses, keyring)
         self.digests = DigestLog(self.disk, self.index, self.histories)
+        health = HealthLog(self.disk, self.index, self.histories)
         limiter = worker_limiter()
         self.files = FileQueries(
-            self.disk, self.segments, self.addresses, self.histories, self.digests, keyring, limiter
+            self.disk, self.segments, self.addresses, self.histories, self.digests, health, keyring, limiter
         )
         self._objects: list[tuple[ChunkId, bytes]] = []
         self._clock_s = 1_796_000_000

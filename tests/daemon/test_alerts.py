@@ -56,12 +56,14 @@ def named(name: str, labels: str = "") -> str:
 
 
 AGE, NEWEST = named("ckptfs_unit_complete_age_seconds", UNIT), named("ckptfs_unit_newest_age_seconds", UNIT)
+BAD = named("ckptfs_unit_bad_tensors", UNIT)
 FREE, MIN_FREE = named("ckptfs_disk_free_bytes"), named("ckptfs_disk_min_free_bytes")
 CASES = [
     Case("CkptfsDown", {named("up"): "1x10 0x10 1x10"}, [16], [5, 12, 25]),
     Case("CkptfsCompleteVersionTooOld", {AGE: "30000x30 5x10", NEWEST: "60x40"}, [15, 30], [5, 35]),
     Case("CkptfsCompleteVersionTooOld", {AGE: "30000x30", NEWEST: "30000x30"}, [], [15, 30]),
     Case("CkptfsCompleteVersionTooOld", {AGE: "300x30", NEWEST: "60x30"}, [], [15, 30]),
+    Case("CkptfsNotFinite", {BAD: "_x5 0x5 2x10 0x10"}, [15], [3, 8, 25]),
     Case("CkptfsCorruption", {named("ckptfs_corrupt_chunks_total"): "0x10 1x100"}, [15, 60], [5, 100]),
     Case("CkptfsCorruption", {named("ckptfs_scrub_damage"): "0x10 2x10 0x10"}, [15], [5, 25]),
     Case("CkptfsNearFull", {FREE: "9x10 4x20 9x10", MIN_FREE: "5x40"}, [25], [5, 15, 35]),
@@ -122,7 +124,7 @@ def test_every_alert_has_a_case_that_fires_and_clears() -> None:
 
 def known_metrics() -> set[str]:
     """The names of all series of a mount."""
-    unit = UnitFigures(name="01", live=True, versions=1, newest_age_s=1.0, complete_age_s=1.0)
+    unit = UnitFigures(name="01", live=True, versions=1, newest_age_s=1.0, complete_age_s=1.0, bad_tensors=0)
     numbers = {
         name: 0
         for name in Figures.__dataclass_fields__

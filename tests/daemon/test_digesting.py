@@ -49,9 +49,9 @@ class World:
         self.files = WholeFiles(one.disk, one.segments, trio.CapacityLimiter(1))
         whole = self.files.digests
 
-        async def noted(recipe: RecipeId, rest: Callable[[int], object]) -> FileDigests:
+        async def noted(recipe: RecipeId, *rest: object) -> FileDigests:
             self.order.append(recipe)
-            return await whole(recipe, rest)  # type: ignore[arg-type]
+            return await whole(recipe, *rest)  # type: ignore[arg-type]
 
         self.files.digests = noted  # type: ignore[method-assign, assignment]
         self.digesting = Digesting(
@@ -314,13 +314,13 @@ def test_a_version_that_goes_while_it_is_read_is_no_error(
     chunk = next(iter(world.store.segments.read_recipe(recipe).chunks()))
     whole = world.files.digests
 
-    async def collected(wanted: RecipeId, rest: Callable[[int], object]) -> FileDigests:
+    async def collected(wanted: RecipeId, *rest: object) -> FileDigests:
         if wanted == recipe:
             world.store.histories.forget(record.unit, record.number)
             change = Change()
             change.delete(Table.CHUNK, chunk)
             world.store.index.apply(change)
-        return await whole(wanted, rest)  # type: ignore[arg-type]
+        return await whole(wanted, *rest)  # type: ignore[arg-type]
 
     world.files.digests = collected  # type: ignore[method-assign, assignment]
     world.catch_up()

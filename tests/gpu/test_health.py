@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ckptfs import gpu
-from ckptfs.gpu.health import Health
 from ckptfs.gpu.report import Reason, Refusal
+from ckptfs.store.health import Health
 
 TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SPECIAL = (

@@ -1,0 +1,86 @@
+"""The health of tensors, looked at on the way when digests are made: no byte is read for it alone.
+
+One rule: it decides nothing and holds nothing up. What cannot be looked at is counted as not known.
+
+Source: FORMAT.md, "Health".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from ckptfs.daemon.saved_files import Saved, walk
+from ckptfs.daemon.saved_layouts import saved_layout
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.health_log import HealthLog
+from ckptfs.store.health_records import ContentHealth, HealthSum, VersionHealth
+from ckptfs.store.health_run import HealthRun
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import RecipeId, TreeId, UnitId
+from ckptfs.store.segments import Segments
+
+_SLICE = 256
+
+
+class HealthMaking:
+    """Belongs to the index thread."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        log: HealthLog,
+        limiter: trio.CapacityLimiter,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """`limiter` bounds the worker threads; `is_wanted` says whether tensors are looked at at all."""
+        self._segments = segments
+        self._log = log
+        self._limiter = limiter
+        self._is_wanted = is_wanted
+
+    def lacks(self, recipe: RecipeId) -> bool:
+        """Whether a content is to be looked at, and was not."""
+        return self._is_wanted() and not self._log.has(recipe)
+
+    async def begin(self, record: VersionRecord, saved: Saved) -> HealthRun:
+        """What looks at the bytes of a file of a version. Corrupt if its header cannot be read."""
+        layout = await saved_layout(self._segments, self._limiter, record.top, saved)
+        return HealthRun(() if layout is None else layout.tensors)
+
+    def record(self, unit: UnitId, found: Mapping[RecipeId, ContentHealth | None]) -> None:
+        """Record what was found; as HealthLog.record."""
+        self._log.record(unit, found)
+
+    async def sum_up(self, record: VersionRecord) -> None:
+        """Note what the contents of a version add up to. Durable when: the next commit was made."""
+        if not self._is_wanted():
+            return
+        total, unknown = HealthSum(), 0
+        seen: set[RecipeId] = set()
+
+        def pass_over(path: bytes, tree: TreeId, error: Corrupt) -> None:
+            nonlocal unknown
+            unknown += 1
+
+        for step, saved in enumerate(walk(self._segments, Saved(b"", record.top), pass_over)):
+            recipe = saved.entry.recipe
+            if recipe is not None and recipe not in seen:
+                seen.add(recipe)
+                found = self._of(recipe)
+                unknown += found is None
+                total += found or HealthSum()
+            if step % _SLICE == 0:
+                await trio.lowlevel.checkpoint()
+        self._log.put_version(record.unit, record.number, VersionHealth(total, unknown))
+
+    def _of(self, recipe: RecipeId) -> HealthSum | None:
+        """The sum over a content's tensors; None if that is not known."""
+        if not self._log.has(recipe):
+            return None
+        try:
+            found = self._log.of(recipe)
+        except Corrupt:
+            return None
+        return HealthSum() if found is None else found.total

@@ -1,0 +1,110 @@
+"""The health of contents and versions: recorded in histories, looked up in the index.
+
+One rule: as with digests, a synced record of a history comes before its row. What a version's contents add
+up to is a row only: whoever loses it walks the version again, and reads no content.
+
+Source: FORMAT.md, "Health".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.health_records import (
+    NO_TENSORS,
+    ContentHealth,
+    VersionHealth,
+    decode_content_row,
+    decode_health_record,
+    decode_version_row,
+    encode_version_row,
+    records_of,
+)
+from ckptfs.store.histories import Histories
+from ckptfs.store.history import RecordKind
+from ckptfs.store.history_mirror import HEALTH_OF, put_health, version_key
+from ckptfs.store.ids import RecipeId, UnitId
+from ckptfs.store.index import Change, Index, Table
+from ckptfs.store.layout import HEALTH, add_ro_compat
+
+
+class HealthLog:
+    """Every method belongs to the index thread."""
+
+    def __init__(self, disk: Disk, index: Index, histories: Histories) -> None:
+        self._disk = disk
+        self._index = index
+        self._histories = histories
+        self._is_flagged = False
+
+    def has(self, recipe: RecipeId) -> bool:
+        """Whether a content was looked at."""
+        return self._index.get(Table.HEALTH, recipe) is not None
+
+    def of(self, recipe: RecipeId) -> ContentHealth | None:
+        """What was found in a content; None if it has no float tensor, or was not looked at (see `has`).
+        Corrupt if the row is damaged."""
+        encoded = self._index.get(Table.HEALTH, recipe)
+        return None if encoded is None else decode_content_row(encoded)
+
+    def record(self, unit: UnitId, contents: Mapping[RecipeId, ContentHealth | None]) -> None:
+        """Record what was found in contents that a version of `unit` has (None: no float tensor, which is a
+        row and no record); those that are gone are left out.
+
+        NoSpace: the rest is not recorded. ReadOnly: the history takes nothing more until the next start.
+        Durable when: this returned; the rows of contents without a tensor at the next commit.
+        """
+        self._flag(bool(contents))
+        stored = {one: found for one, found in contents.items() if self._is_stored(one)}
+        for record in records_of({one: found for one, found in stored.items() if found is not None}):
+            encoded = record.encode()
+            assert decode_health_record(encoded) == record, "a health record does not decode to itself"
+            change = Change()
+            put_health(record, change)
+            self._histories.append_record(unit, RecordKind.HEALTH, encoded, change)
+        self._put_empty(one for one, found in stored.items() if found is None)
+
+    def of_version(self, unit: UnitId, number: int) -> VersionHealth | None:
+        """What the contents of a version add up to; None: not known, as where the row is damaged."""
+        encoded = self._index.get(Table.META, HEALTH_OF + version_key(unit, number))
+        if encoded is None:
+            return None
+        try:
+            return decode_version_row(encoded)
+        except Corrupt:
+            return None
+
+    def newest(self, unit: UnitId) -> tuple[int, VersionHealth] | None:
+        """The newest version of a unit of which that is known."""
+        key = self._index.last_key(Table.META, HEALTH_OF + unit)
+        if key is None:
+            return None
+        number = int.from_bytes(key[-8:], "big")
+        found = self.of_version(unit, number)
+        return None if found is None else (number, found)
+
+    def put_version(self, unit: UnitId, number: int, health: VersionHealth) -> None:
+        """Note what the contents of a version add up to, if it is listed still. Durable when: the next commit
+        was made."""
+        if self._histories.version(unit, number) is None:
+            return
+        change = Change()
+        change.put(Table.META, HEALTH_OF + version_key(unit, number), encode_version_row(health))
+        self._index.apply(change)
+
+    def _is_stored(self, recipe: RecipeId) -> bool:
+        return self._index.get(Table.CHUNK, recipe) is not None
+
+    def _put_empty(self, recipes: Iterable[RecipeId]) -> None:
+        change = Change()
+        for recipe in recipes:
+            change.put(Table.HEALTH, recipe, NO_TENSORS)
+        if change.operations:
+            self._index.apply(change)
+
+    def _flag(self, is_needed: bool) -> None:
+        if is_needed and not self._is_flagged:
+            add_ro_compat(self._disk, HEALTH)
+            self._is_flagged = True
