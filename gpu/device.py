@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -166,10 +166,18 @@ class DeviceHasher:
                 warnings.simplefilter("ignore")
                 self._drop()
         else:
+            self._settle()
             self._drop()
             self._cuda.Context.pop()
             self._context.detach()
         self._context = None
+
+    def _settle(self) -> None:
+        """Nothing that was queued reads memory of the host any more: a call that failed half way may leave a
+        copy on its way. A device that does not even answer this reads nothing."""
+        if self._stream is not None:
+            with suppress(self._cuda.Error):
+                self._stream.synchronize()
 
     def _drop(self) -> None:
         if self._scratch is not None:
@@ -225,6 +233,7 @@ class DeviceHasher:
             yield buffer
         finally:
             with self.current():
+                self._settle()
                 self._buffers.remove(buffer)
                 buffer.free()
 
@@ -311,7 +320,7 @@ class DoubleBuffer:
         return address
 
     def free(self) -> None:
-        """Also while somebody still refers to a half."""
+        """Also while somebody still refers to a half; no copy of one is on its way any more."""
         while self._host:
             self._host.pop().base.free()
         while self._device:

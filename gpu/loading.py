@@ -99,8 +99,10 @@ def _is_read(part: Part, read: Read, buffer: memoryview, start: int) -> bool:
 def _mismatches(
     window: Sequence[Part], missing: Sequence[Part], hasher: Hasher, buffer: Buffer, half: int
 ) -> list[Part]:
-    address = buffer.send(half, _length(window))
     there = [part for part in window if part not in missing]
+    if not there:
+        return []
+    address = buffer.send(half, _length(window))
     extents = [Extent(address + p.offset - window[0].offset, p.length, p.digest) for p in there]
     return [there[index] for index in hasher.mismatches(extents)]
 

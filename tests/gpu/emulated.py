@@ -107,6 +107,16 @@ class EmulatedHasher:
             from_remainder(int(rest), extent.length) for rest, extent in zip(remainders, extents, strict=True)
         ]
 
+    def one_segment(self, name: str, extent: Extent, segment: int, size: int) -> bytes:
+        """What the kernel `name` makes of one segment of an extent: `size` bytes. No other segment is run."""
+        launch, memory = self._started([extent], [Extent(extent.address, 1, extent.expected)])
+        at = launch.layout
+        # The launch's first segment is number `segment` of the extent, modulo 2^64 as on a device.
+        row = (extent.address, extent.length, -segment % (1 << 64))
+        memory[at.extents : at.extents + 24] = np.array(row, np.uint64).view(np.uint8)
+        self._run(memory, name, 1, SEGMENT_THREADS, at.extents, at.extent_of, at.nodes)
+        return memory[at.nodes : at.nodes + size].tobytes()
+
     def _run(self, memory: Memory, name: str, grid: int, threads: int, *places: int) -> None:
         """Runs one kernel, all of whose arguments are addresses in the device's memory."""
         packed = np.array([memory.ctypes.data + place for place in places], np.uint64)
@@ -122,9 +132,12 @@ class EmulatedHasher:
         if said is not None:
             raise EmulatorFault(said.decode())
 
-    def _started(self, extents: Sequence[Extent]) -> tuple[Launch, Memory]:
-        """The launch, and the device's memory as the kernels find it: what was not uploaded is poison."""
-        launch = plan(extents)
+    def _started(
+        self, extents: Sequence[Extent], planned: Sequence[Extent] | None = None
+    ) -> tuple[Launch, Memory]:
+        """The launch of those that are `planned` (all of `extents`, which may be touched), and the device's
+        memory as the kernels find it: what was not uploaded is poison."""
+        launch = plan(extents if planned is None else planned)
         memory = np.full(launch.layout.size, 0xA5, np.uint8)
         memory[: launch.layout.upload] = launch.upload
         start, rest = memory.ctypes.data, launch.layout.size - launch.layout.upload

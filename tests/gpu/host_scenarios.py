@@ -221,6 +221,7 @@ def any_call_may_fail(driver: FakeDriver) -> None:
             if not driver.failed():
                 break
             names.add(driver.failed())
+            assert driver.complaint() == "", (driver.failed(), driver.complaint())
             # Without a context nothing can be freed but the context itself.
             if driver.failed() == "cuCtxPushCurrent":
                 driver.forget(memory.address)
@@ -300,6 +301,19 @@ def parts_of_a_file(driver: FakeDriver) -> None:
         del view, other
 
 
+def a_copy_is_on_its_way(driver: FakeDriver) -> None:
+    """Whoever gives up between sending a half and asking about it leaves no copy that still reads it."""
+    with DeviceHasher() as hasher:
+        try:
+            with hasher.double_buffer(4096) as buffer:
+                buffer.send(1, 4096)
+                assert driver.alive().pending == 1
+                raise KeyError
+        except KeyError:
+            pass
+        assert driver.complaint() == ""
+
+
 SCENARIOS: dict[str, Callable[[FakeDriver], None]] = {
     each.__name__: each
     for each in (
@@ -314,6 +328,7 @@ SCENARIOS: dict[str, Callable[[FakeDriver], None]] = {
         a_fault_on_the_device,
         no_device,
         parts_of_a_file,
+        a_copy_is_on_its_way,
     )
 }
 

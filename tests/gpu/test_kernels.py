@@ -7,12 +7,14 @@ sanitizer ends a run that does what C++ does not define.
 from __future__ import annotations
 
 import ctypes
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from blake3_by_hand import LEAF_BYTES, subtree
 from emulated import SOURCES, EmulatedHasher, EmulatorFault, Order
 
 from ckptfs.gpu import launch
@@ -52,6 +54,18 @@ def test_extents_that_share_memory(kernels: Path, order: Order) -> None:
     assert hasher.crc64(extents) == [crc64(part) for part in parts]
     ctypes.memset(start + 1030, 0, 1)
     assert hasher.mismatches(extents) == [0, 1, 4, 5]
+
+
+def test_segments_far_within_an_extent(kernels: Path, seed: int) -> None:
+    done = run_cases(kernels, seed, "far")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("length", [0, 1, 64, 1000, 1024, 2000, 4096, 8192])
+def test_the_values_made_by_hand(rng: random.Random, length: int) -> None:
+    payload = rng.randbytes(length)
+    leaves = [payload[at : at + LEAF_BYTES] for at in range(0, max(length, 1), LEAF_BYTES)]
+    assert subtree(leaves, 0, is_root=True) == chunk_id(payload)
 
 
 def test_the_emulator_sees_a_byte_too_many(kernels: Path) -> None:

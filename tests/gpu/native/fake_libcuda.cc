@@ -77,6 +77,7 @@ std::set<Stream *> streams;
 std::set<Event *> events;
 std::set<Module *> modules;
 std::map<uintptr_t, Mapping> device_memory, host_memory;
+std::map<uintptr_t, int> being_read;  // copies from pinned memory that are queued and not done
 std::string image;
 std::string complaint;  // what the emulator said
 uint64_t downloaded = 0;
@@ -397,8 +398,11 @@ int cuMemHostAlloc(void **at, size_t bytes, unsigned) {
     return map_memory(host_memory, reinterpret_cast<uintptr_t *>(at), bytes);
 }
 
+// The reference does not say that this waits for anything. Who could not wait has done what he can.
 int cuMemFreeHost(void *at) {
     ENTER(true);
+    if (being_read[reinterpret_cast<uintptr_t>(at)] > 0 && !broken && failed_name != "cuStreamSynchronize")
+        complaint = "pinned memory is freed while a copy of it is on its way";
     return unmap_memory(host_memory, reinterpret_cast<uintptr_t>(at));
 }
 
@@ -414,7 +418,12 @@ int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, Stream *s
     if (!known(stream) || !covered(device_memory, to, bytes)) return INVALID_VALUE;
     void *const target = reinterpret_cast<void *>(to);
     if (covered(host_memory, reinterpret_cast<uintptr_t>(from), bytes)) {
-        queue(stream, [=] { memcpy(target, from, bytes); });
+        const uintptr_t pinned = (--host_memory.upper_bound(reinterpret_cast<uintptr_t>(from)))->first;
+        being_read[pinned]++;
+        queue(stream, [=] {
+            memcpy(target, from, bytes);
+            being_read[pinned]--;
+        });
     } else {
         std::vector<char> staged(static_cast<const char *>(from), static_cast<const char *>(from) + bytes);
         queue(stream, [=, staged = std::move(staged)] { memcpy(target, staged.data(), bytes); });
