@@ -20,6 +20,7 @@ from ckptfs.daemon import (
     cli_checks,
     cli_digests,
     cli_doctor,
+    cli_import,
     cli_keys,
     cli_lifetime,
     cli_memory,
@@ -52,6 +53,7 @@ def make_app() -> typer.Typer:
         cli_proofs,
         cli_memory,
         cli_remotes,
+        cli_import,
         cli_doctor,
     )
     for group in groups:

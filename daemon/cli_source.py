@@ -54,6 +54,23 @@ def opened_all(paths: Sequence[str], store: str | None) -> Iterator[tuple[Source
         yield client, [inner for _, inner in located]
 
 
+@contextmanager
+def store_for_import(path: str, key: str) -> Iterator[Source]:
+    """Whoever can import into the store at `path`: its daemon, or, if it has none, this process; `key`, as in
+    a configuration, signs then."""
+    from ckptfs.daemon.offline_import import importing_store
+    from ckptfs.store.layout import holder_of, open_store
+
+    disk = open_store(path, writing=False)
+    holder = holder_of(disk)
+    if holder is not None and holder.socket:
+        with ControlClient(holder.socket, disk.stat("").st_uid) as client:
+            yield client
+        return
+    with importing_store(path, key) as store:
+        yield store
+
+
 def the_only_mount() -> str:
     """The mount that is meant where none was named: the one we are in, or the only one."""
     mounts = [entry.path for entry in mount_table() if entry.is_ckptfs]

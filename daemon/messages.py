@@ -197,6 +197,24 @@ class Encode(Request, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class Import(Request, frozen=True, kw_only=True):
+    """Make versions of the unit `path` of the directory `source`, as the daemon sees it: one of each
+    checkpoint in it. `device` and `inode` say which directory the caller means by that, unless they are 0.
+    `move`: remove what is in a version. `left`: paths below it that are left as they were in the last
+    version, "." its own files. `follows`: the caller goes on importing it, so its checkpoints may lie deeper,
+    and that something has gone is news. `live`: make the newest the live directory, unless there is one.
+    `dry_run`: only say what would be done."""
+
+    source: str
+    move: bool = False
+    live: bool = True
+    dry_run: bool = False
+    left: tuple[str, ...] = ()
+    follows: bool = False
+    device: int = 0
+    inode: int = 0
+
+
 AnyRequest = (
     Status
     | Log
@@ -225,6 +243,7 @@ AnyRequest = (
     | Pull
     | Gc
     | Encode
+    | Import
 )
 KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))
 
@@ -266,6 +285,8 @@ def _paths_of(request: AnyRequest) -> tuple[str, ...]:
             return request.path, *request.more
         case Diff():
             return request.path, request.other
+        case Import():
+            return request.path, request.source
     return (request.path,)
 
 

@@ -29,6 +29,7 @@ from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.health_making import HealthMaking
+from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.kept_session import KeptSession, Names
 from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
@@ -374,6 +375,7 @@ class Mount:
             RemoteService(
                 addresses, parts.histories, self._copying, Fetching(parts, self._copying), face.rollback
             ),
+            ImportService(parts, face.rollback),
             self._encoding.now,
         )
 

@@ -19,6 +19,7 @@ from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.control import Report
 from ckptfs.daemon.file_queries import FileQueries
+from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.messages import AnyRequest, Json
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.proving import Prover
@@ -35,6 +36,17 @@ from ckptfs.store.units import Unit
 from ckptfs.store.version_names import check_tag
 
 log = logging.getLogger(__name__)
+_Owners = (
+    messages.Gc
+    | messages.Keys
+    | messages.RotateKey
+    | messages.Scrub
+    | messages.Push
+    | messages.Pull
+    | messages.Remotes
+    | messages.Import
+)
+"""The requests that are the store owner's alone, whatever they are about."""
 _CHANGE = Access.WRITE | Access.SEARCH
 
 
@@ -63,6 +75,7 @@ class Service:
         scrub: Callable[[Report], Awaitable[Json]],
         rotate_key: Callable[[], Awaitable[None]],
         remotes: RemoteService,
+        imports: ImportService,
         encode: Callable[[Unit, set[RecipeId] | None, Report, bool], Awaitable[Json]],
     ) -> None:
         """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
@@ -81,6 +94,7 @@ class Service:
         self._scrub = scrub
         self._rotate_key = rotate_key
         self._remotes = remotes
+        self._imports = imports
         self._encode = encode
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
@@ -88,12 +102,9 @@ class Service:
         caller = peer.caller
         if isinstance(request, messages.Status):
             return await self._queries.status(self._visible_units(caller))
-        if isinstance(request, messages.Gc | messages.Keys | messages.RotateKey | messages.Scrub):
+        if isinstance(request, _Owners):
             self._rights.require_owner(caller)
             return await self._for_owner(request, report)
-        if isinstance(request, messages.Push | messages.Pull | messages.Remotes):
-            self._rights.require_owner(caller)
-            return await self._remotes.answer(request, report)
         if isinstance(request, messages.Head) and request.path == "/":
             return self._queries.heads(self._visible_units(caller))
         if isinstance(request, messages.Rollback):
@@ -169,14 +180,16 @@ class Service:
             contents = await self._queries.contents(self._addresses.record(address))
         return await self._encode(address.unit, contents, report, request.dry_run)
 
-    async def _for_owner(
-        self, request: messages.Gc | messages.Keys | messages.RotateKey | messages.Scrub, report: Report
-    ) -> Json:
+    async def _for_owner(self, request: _Owners, report: Report) -> Json:
         match request:
             case messages.Gc():
                 return await self._collect(request.dry_run)
             case messages.Scrub():
                 return await self._scrub(report)
+            case messages.Push() | messages.Pull() | messages.Remotes():
+                return await self._remotes.answer(request, report)
+            case messages.Import():
+                return await self._imports.answer(request, report)
             case messages.RotateKey():
                 await self._rotate_key()
         return self._queries.key()

@@ -26,6 +26,9 @@ BLOCK_BYTES = 4096
 _FALLOC_KEEP_SIZE = 0x01
 _FALLOC_PUNCH_HOLE = 0x02
 _CANNOT_PUNCH = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno.EINVAL}
+_FICLONE = 0x40049409
+_CANNOT_CLONE = _CANNOT_PUNCH | {errno.EXDEV, errno.ENOTTY, errno.EPERM, errno.EBADF}
+_COPY_BYTES = 4 << 20
 _F_SETSIG = 10
 _LEAST_SET_ASIDE = 1 << 20
 _LEASE_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK}
@@ -197,6 +200,37 @@ class Disk:
     def link(self, source: str, target: str) -> None:
         """A second name for a file. Durable when: the target's directory is synced."""
         os.link(self.absolute(source), self.absolute(target))
+
+    def link_from(self, fd: int, target: str) -> None:
+        """A name below the root for the file, of anybody, that `fd` is open on. Raises OSError (EXDEV, EPERM,
+        …) where that cannot be. Durable when: the target's directory is synced."""
+        # With a directory descriptor it is linkat(2), which alone follows the link in /proc.
+        here = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{fd}", self.absolute(target), src_dir_fd=here, follow_symlinks=True)
+        finally:
+            os.close(here)
+
+    def clone(self, source_fd: int, fd: int) -> bool:
+        """Have `fd` share the blocks of another file; False where the file system cannot."""
+        try:
+            fcntl.ioctl(fd, _FICLONE, source_fd)
+        except OSError as e:
+            if e.errno in _CANNOT_CLONE:
+                return False
+            raise
+        return True
+
+    def copy_from(self, source_fd: int, fd: int, offset: int, length: int) -> int:
+        """Copy a range of a file, of anybody, to the same place in `fd`; returns the bytes copied, fewer only
+        where the source ends. Durable when: `sync` returned."""
+        done = 0
+        while done < length:
+            part = os.pread(source_fd, min(_COPY_BYTES, length - done), offset + done)
+            if not part:
+                break
+            done += self.pwrite(fd, part, offset + done)
+        return done
 
     def rename(self, source: str, target: str) -> None:
         """Rename over. Durable when: the directories are synced."""

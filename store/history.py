@@ -20,6 +20,7 @@ from ckptfs.store.tree import Entry, entry_node, entry_of
 
 GENESIS = bytes(32)
 PULLED = "pull"
+IMPORTED = "import"
 _VERSION = 1
 
 
@@ -56,8 +57,8 @@ class VersionRecord:
     `top` is the unit's directory itself with its tree (its name is b"top"); `root` the Merkle
     root over its files; `before` the link of the version before (32 zero bytes for the first);
     `origin` why it was made: "settled", "commit-point", "command", "snapshot", "pre-image",
-    "rollback" or PULLED. `missing` says what a partial version lacks, in sentences. `steps` are the steps
-    that the version holds intact.
+    "rollback", PULLED or IMPORTED. `missing` says what a partial version lacks, in sentences. `steps` are the
+    steps that the version holds intact.
     """
 
     unit: UnitId

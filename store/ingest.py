@@ -61,16 +61,19 @@ class Ingest:
         self._one_batch = trio.Lock()
         self._one_growing = trio.Lock()
 
-    async def store_files(self, candidates: Sequence[Candidate], commit: CommitFiles) -> IngestReport:
+    async def store_files(
+        self, candidates: Sequence[Candidate], commit: CommitFiles, pin: set[ChunkId] | None = None
+    ) -> IngestReport:
         """Store closed staging files; `commit` is called in this thread once per commit.
 
+        `pin` as for `store_objects`: for whoever names what is stored later than in `commit`.
         Durable when: a file is in the report's `stored`, and `commit` saw it. Its staging file is
         dropped after the next commit of the index. Raises NoSpace or OSError: the commits so far
         stand, of the rest nothing is visible.
         """
         async with self._one_batch:
             batch = Batch(self._disk, self._segments, self._staging, self._committer, commit, self._cutter)
-            await batch.run(candidates)
+            await batch.run(candidates, pin)
         return batch.report
 
     async def store_objects(

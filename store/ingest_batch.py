@@ -74,10 +74,13 @@ class Batch:
         self._commit_files = commit_files
         self._cutter = cutter
         self._done: list[Job] = []
+        self._pin: set[ChunkId] | None = None
         self._pack: Pack
 
-    async def run(self, candidates: Sequence[Candidate]) -> None:
-        """Store them all; raises NoSpace or OSError, and then leaves nothing half stored."""
+    async def run(self, candidates: Sequence[Candidate], pin: set[ChunkId] | None) -> None:
+        """Store them all; raises NoSpace or OSError, and then leaves nothing half stored. What is stored, or
+        was found, is added to `pin`."""
+        self._pin = pin
         await self._committer.reclaim.remove_files()
         jobs = [Job(one, self._disk, self._segments) for one in candidates]
         with self._segments.pins.hold() as held:
@@ -153,7 +156,13 @@ class Batch:
         self.report.stored.extend(stored)
         if between_files:
             # The records that name these chunks are committed: the pins have done their work.
+            self._hand_over(self._pack.held)
             self._pack.held.clear()
+
+    def _hand_over(self, held: set[ChunkId]) -> None:
+        """Whoever wants them pinned for longer sees to that; nothing is awaited since they were committed."""
+        if self._pin is not None:
+            self._pin |= held
 
     def _fill(
         self, done: Sequence[Job], stored: list[Ingested], change: Change, *, is_linked: bool = False
@@ -266,6 +275,7 @@ class Batch:
 
         self._committer.commit(built, fill)
         self.report.stored.extend(stored)
+        self._hand_over(held)
 
     def _note(self, job: Job) -> None:
         key = job.candidate.key

@@ -307,7 +307,8 @@ def _punch_unnamed(disk: Disk, segment: int) -> tuple[int, bool]:
     index = read_idx(disk, segment)
     fd = disk.open_write(segment_paths(segment)[0])
     try:
-        if not disk.lease(fd, "write"):
+        # A second name is that of an import under way, which may yet have to read the file there again.
+        if disk.fstat(fd).st_nlink > 1 or not disk.lease(fd, "write"):
             return 0, False
         freed = 0
         extents = disk.data_extents(fd, index.file_bytes)

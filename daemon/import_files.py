@@ -1,0 +1,253 @@
+"""The bytes of files outside become files of the store: taken, stored, and compared with what they were.
+
+One rule: a file counts as taken only if, after it was stored, it was read again where it came from and every
+byte of that is in the recipe; or, where it is the very same file (a name was added), if nobody changed it.
+
+How the bytes come: a second name for the file where it is to be moved and lies on the store's file system,
+else shared blocks where that file system can, else a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from ckptfs.daemon.import_plan import Found
+from ckptfs.daemon.open_store import OpenStore
+from ckptfs.daemon.outside import Outside, found_of, xattrs_of
+from ckptfs.store.disk import Disk
+from ckptfs.store.errors import Unavailable
+from ckptfs.store.formats import Reader
+from ckptfs.store.hashing import chunk_id
+from ckptfs.store.ids import ChunkId, RecipeId
+from ckptfs.store.index import Change
+from ckptfs.store.ingest import Candidate, Ingested
+from ckptfs.store.packing import full_disk_is_no_space
+from ckptfs.store.recipe import Recipe
+
+Path = tuple[bytes, ...]
+SMALL_BYTES = 128 << 10
+_METADATA = b".metadata"
+_FILES_AT_ONCE = 512
+_BYTES_AT_ONCE = 32 << 20
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOENT, errno.EOPNOTSUPP}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A file that is stored. `seen` is what it was when its bytes were taken; `is_linked`: the store has the
+    file itself."""
+
+    seen: Found
+    recipe: RecipeId
+    root: bytes
+    blocks: int
+    is_linked: bool
+
+
+@dataclass(slots=True)
+class _Staged:
+    number: int
+    path: Path
+    seen: Found
+    is_linked: bool
+
+
+class FileTaker:
+    """Takes the files of one directory. Belongs to the index thread; disk work runs in worker threads.
+
+    `held` pins all that is stored, until its owner's record is committed. `counts` are the files and bytes
+    that came by each way: "linked", "cloned", "copied".
+    """
+
+    def __init__(
+        self, parts: OpenStore, outside: Outside, held: set[ChunkId], move: bool, tell: Callable[[int], None]
+    ) -> None:
+        """`move`: a file may be taken itself; `tell` hears the bytes of each that is taken."""
+        self._parts = parts
+        self._outside = outside
+        self._held = held
+        self._move = move
+        self._tell = tell
+        self._stored: dict[Path, RecipeId] = {}
+        self._linkable = move and outside.status.st_dev == parts.disk.stat("").st_dev
+        self.counts: dict[str, int] = {"linked": 0, "cloned": 0, "copied": 0}
+        self.bytes_by_way: dict[str, int] = dict.fromkeys(self.counts, 0)
+
+    async def take(self, files: Sequence[tuple[Path, Found]]) -> dict[Path, Taken]:
+        """Store these files. Unavailable: one is being written, or was changed meanwhile; NoSpace; OSError if
+        one cannot be read. Then nothing names what is stored so far. Durable when: this returned."""
+        taken: dict[Path, Taken] = {}
+        first: dict[tuple[int, int], Path] = {}
+        for group in _groups(files):
+            new = []
+            for path, found in group:
+                if found.names > 1 and first.setdefault((found.device, found.inode), path) != path:
+                    continue
+                new.append((path, found))
+            taken |= await self._take_group(new)
+        for path, found in files:
+            if path not in taken:
+                taken[path] = taken[first[found.device, found.inode]]
+        return taken
+
+    async def _take_group(self, group: Sequence[tuple[Path, Found]]) -> dict[Path, Taken]:
+        parts = self._parts
+        staged = [await self._stage(path, found) for path, found in group]
+        stored: dict[object, Ingested] = {}
+
+        def commit(change: Change, done: list[Ingested]) -> list[object]:
+            stored.update({one.key: one for one in done})
+            return []
+
+        candidates = [self._candidate(one) for one in staged]
+        report = await parts.ingest.store_files(candidates, commit, self._held)
+        for _, error in report.failed:
+            raise error
+        if len(stored) < len(staged):
+            busy = next(one for one in staged if one.path not in stored)
+            raise Unavailable(f"{self._outside.text(busy.path)} is being written; import it again later")
+        result = {}
+        for one in staged:
+            done = stored[one.path]
+            await self._compare(one, done)
+            self._stored[one.path] = done.recipe
+            result[one.path] = Taken(one.seen, done.recipe, done.root, done.blocks, one.is_linked)
+            self._tell(one.seen.size)
+        return result
+
+    async def _stage(self, path: Path, found: Found) -> _Staged:
+        """Its bytes as a staging file."""
+        number, fd = -1, -1
+        if not (self._linkable and found.links == 1 and found.size >= SMALL_BYTES):
+            number, fd = self._parts.staging.create()
+        return await trio.to_thread.run_sync(partial(self._bring, path, found, number, fd))
+
+    def _bring(self, path: Path, found: Found, number: int, fd: int) -> _Staged:
+        disk = self._parts.disk
+        try:
+            with self._outside.opened(path, found) as source:
+                seen = _seen(found, source)
+                if fd < 0:
+                    linked = self._linked(source)
+                    if linked is not None:
+                        return _Staged(linked, path, seen, True)
+                    number, fd = trio.from_thread.run_sync(self._parts.staging.create)
+                way = "cloned" if seen.size and self._clone(source, fd, seen.size) else "copied"
+                if way == "copied":
+                    self._copy(source, fd, seen.size)
+                self._count(way, seen.size)
+                return _Staged(number, path, seen, False)
+        finally:
+            if fd >= 0:
+                disk.close(fd)
+
+    def _linked(self, source: int) -> int | None:
+        """The staging number of the file itself; None if it cannot be given another name, or is in use."""
+        if not has_no_writer(self._parts.disk, source):
+            return None
+        try:
+            number = trio.from_thread.run_sync(self._parts.staging.link_from, source)
+        except OSError as e:
+            if e.errno not in _NO_LINK:
+                raise
+            self._linkable = False
+            return None
+        self._count("linked", self._parts.disk.fstat(source).st_size)
+        return number
+
+    def _clone(self, source: int, fd: int, size: int) -> bool:
+        if not self._parts.disk.clone(source, fd):
+            return False
+        # It may have grown since it was looked at.
+        self._parts.disk.truncate(fd, size)
+        return True
+
+    def _copy(self, source: int, fd: int, size: int) -> None:
+        disk = self._parts.disk
+        with full_disk_is_no_space():
+            for offset, length in disk.data_extents(source, size):
+                disk.copy_from(source, fd, offset, length)
+            disk.truncate(fd, size)
+
+    def _count(self, way: str, size: int) -> None:
+        self.counts[way] += 1
+        self.bytes_by_way[way] += size
+
+    def _candidate(self, one: _Staged) -> Candidate:
+        name = one.path[-1].decode("utf-8", "surrogateescape")
+        sibling = partial(self._sibling, one.path[:-1])
+        return Candidate(one.path, one.number, one.seen.size, name, None, 0, sibling, lambda: False)
+
+    def _sibling(self, folder: Path, name: str) -> Reader | None:
+        """Another file of the same directory (DCP's `.metadata`), which was stored before."""
+        recipe = self._stored.get((*folder, name.encode("utf-8", "surrogateescape")))
+        return (
+            None
+            if recipe is None
+            else self._parts.segments.file_reader(self._parts.segments.read_recipe(recipe))
+        )
+
+    async def _compare(self, one: _Staged, done: Ingested) -> None:
+        """See that the file still is what was stored."""
+        pieces = self._parts.segments.read_recipe(done.recipe)
+        if not await trio.to_thread.run_sync(self._is_equal, one, pieces):
+            raise Unavailable(
+                f"{self._outside.text(one.path)} was changed while it was read; import it again"
+            )
+
+    def _is_equal(self, one: _Staged, recipe: Recipe) -> bool:
+        with self._outside.opened(one.path, one.seen) as source:
+            if one.is_linked:
+                now = self._parts.disk.fstat(source)
+                same = (now.st_size, now.st_mtime_ns) == (one.seen.size, one.seen.mtime_ns)
+                return same and has_no_writer(self._parts.disk, source)
+            at = 0
+            for piece in recipe.pieces():
+                content = self._parts.disk.pread(source, piece.length, at)
+                at += piece.length
+                if piece.chunk is None:
+                    if len(content) != piece.length or content.strip(b"\0"):
+                        return False
+                elif chunk_id(content) != piece.chunk:
+                    return False
+            return at == one.seen.size
+
+
+def _seen(found: Found, source: int) -> Found:
+    """What the open file is now."""
+    return found_of(found.name, os.fstat(source), names=found.names, xattrs=xattrs_of(source))
+
+
+def has_no_writer(disk: Disk, fd: int) -> bool:
+    """Whether nobody has the file open for writing, as far as its file system tells."""
+    try:
+        if not disk.lease(fd, "read"):
+            return False
+        disk.unlease(fd)
+    except OSError:
+        pass  # no leases there, or the file is somebody else's
+    return True
+
+
+def _groups(files: Sequence[tuple[Path, Found]]) -> Iterator[list[tuple[Path, Found]]]:
+    """Large files one by one, small ones together; what says how others are cut comes first."""
+    files = sorted(files, key=lambda one: (not one[0][-1].endswith(_METADATA), one[1].size >= SMALL_BYTES))
+    small: list[tuple[Path, Found]] = []
+    small_bytes = 0
+    for path, found in files:
+        if found.size >= SMALL_BYTES:
+            yield [(path, found)]
+            continue
+        small.append((path, found))
+        small_bytes += found.size
+        if len(small) >= _FILES_AT_ONCE or small_bytes >= _BYTES_AT_ONCE:
+            yield small
+            small, small_bytes = [], 0
+    if small:
+        yield small

@@ -1,0 +1,191 @@
+"""Directories that ckptfs does not hold: looked at, read, and, for a move, cleared.
+
+One rule: only what lies in the directory itself is touched: no symbolic link is followed, no other file
+system entered, and only a regular file that is still the one that was seen is opened. The directory may
+belong to somebody else, who may change it at any moment.
+
+Everything blocks: for a worker thread, so that a directory on our own mount, which is refused, is answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptfs.daemon.import_plan import Found, with_names
+from ckptfs.daemon.mounts import mount_table
+from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
+
+MOST_DEPTH = 100
+_XATTRS = ("user.", "trusted.")
+_XATTR_NAMES = ("security.capability",)
+_NO_XATTRS = {errno.EOPNOTSUPP, errno.EPERM, errno.EACCES}
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Outside:
+    """One such directory, held open, so that renaming it or its parents changes nothing. Any one thread."""
+
+    def __init__(self, path: str) -> None:
+        """NotFound or InvalidRequest: there is no such directory."""
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f"there is no directory {path}") from None
+        except NotADirectoryError:
+            raise InvalidRequest(f"{path} is not a directory; name the directory that it lies in") from None
+        self.status = os.fstat(self._fd)
+        ours = {os.makedev(0, entry.minor) for entry in mount_table() if entry.is_ckptfs}
+        if self.status.st_dev in ours:
+            self.close()
+            raise InvalidRequest(f"{path} is on a ckptfs mount already; use `cp` or `mv` there")
+
+    def close(self) -> None:
+        """Let it go."""
+        os.close(self._fd)
+
+    def scan(self) -> Found:
+        """All that is in it. What vanishes meanwhile is left out; InvalidRequest if another file system is
+        mounted in it, or it is too deep."""
+        return with_names(_scanned(self._fd, b"", self.status.st_dev, self.path, 0))
+
+    @contextmanager
+    def opened(self, path: tuple[bytes, ...], found: Found) -> Iterator[int]:
+        """A descriptor to read the file that `found` is. Unavailable: it has been replaced or removed."""
+        with self._parent(path) as parent:
+            try:
+                fd = os.open(path[-1], _FILE, dir_fd=parent)
+            except FileNotFoundError:
+                raise self._moved(path) from None
+            try:
+                now = os.fstat(fd)
+                if (now.st_dev, now.st_ino) != (found.device, found.inode) or not stat.S_ISREG(now.st_mode):
+                    raise self._moved(path)
+                yield fd
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def opened_now(self, path: tuple[bytes, ...]) -> Iterator[int]:
+        """A descriptor to ask what a file is, whichever has the name now."""
+        with self._parent(path) as parent:
+            fd = os.open(path[-1], _FILE, dir_fd=parent)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
+    def remove(self, path: tuple[bytes, ...]) -> None:
+        """Remove a name that is no directory; it is no error if it is gone."""
+        with self._parent(path) as parent:
+            try:
+                os.unlink(path[-1], dir_fd=parent)
+            except FileNotFoundError:
+                pass
+
+    def remove_directory(self, path: tuple[bytes, ...]) -> bool:
+        """Remove a directory if nothing is in it; whether it is gone."""
+        with self._parent(path) as parent:
+            try:
+                os.rmdir(path[-1], dir_fd=parent)
+            except FileNotFoundError:
+                return True
+            except OSError as e:
+                if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False
+        return True
+
+    def text(self, path: tuple[bytes, ...]) -> str:
+        """A path in it, for people."""
+        return os.path.join(self.path, os.fsdecode(b"/".join(path)))
+
+    def _moved(self, path: tuple[bytes, ...]) -> Unavailable:
+        return Unavailable(f"{self.text(path)} was replaced or removed meanwhile; import it again")
+
+    @contextmanager
+    def _parent(self, path: tuple[bytes, ...]) -> Iterator[int]:
+        fd = os.dup(self._fd)
+        try:
+            for name in path[:-1]:
+                try:
+                    below = os.open(name, _DIRECTORY, dir_fd=fd)
+                except (FileNotFoundError, NotADirectoryError):
+                    raise self._moved(path) from None
+                os.close(fd)
+                fd = below
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def xattrs_of(fd: int) -> tuple[tuple[bytes, bytes], ...]:
+    """The extended attributes that a version keeps; none where the file system has none."""
+    try:
+        names = os.listxattr(fd)
+    except OSError as e:
+        if e.errno in _NO_XATTRS:
+            return ()
+        raise
+    pairs = []
+    for name in names:
+        if name.startswith(_XATTRS) or name in _XATTR_NAMES:
+            try:
+                pairs.append((os.fsencode(name), os.getxattr(fd, name)))
+            except OSError:
+                continue  # it went meanwhile, or is not for us
+    return tuple(sorted(pairs))
+
+
+def found_of(name: bytes, status: os.stat_result, **more: object) -> Found:
+    """What lstat or fstat said."""
+    return Found(
+        name=name,
+        mode=status.st_mode,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        size=status.st_size if stat.S_ISREG(status.st_mode) else 0,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+        device=status.st_dev,
+        inode=status.st_ino,
+        links=status.st_nlink,
+        blocks=status.st_blocks,
+        rdev=status.st_rdev if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode) else 0,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _scanned(fd: int, name: bytes, device: int, text: str, depth: int) -> Found:
+    if depth > MOST_DEPTH:
+        raise InvalidRequest(f"{text} is more than {MOST_DEPTH} directories deep; what is that?")
+    status = os.fstat(fd)
+    if status.st_dev != device:
+        raise InvalidRequest(f"another file system is mounted at {text}; unmount it, or import it by itself")
+    children = []
+    for child in sorted(map(os.fsencode, os.listdir(fd))):
+        found = _child(fd, child, device, text, depth)
+        if found is not None:
+            children.append(found)
+    return found_of(name, status, xattrs=xattrs_of(fd), children=tuple(children))
+
+
+def _child(fd: int, name: bytes, device: int, text: str, depth: int) -> Found | None:
+    try:
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            return found_of(name, status, target=os.fsencode(os.readlink(name, dir_fd=fd)))
+        if not stat.S_ISDIR(status.st_mode):
+            return found_of(name, status)
+        below = os.open(name, _DIRECTORY, dir_fd=fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return _scanned(below, name, device, os.path.join(text, os.fsdecode(name)), depth + 1)
+    finally:
+        os.close(below)
