@@ -58,6 +58,7 @@ class Following:
         self._files: dict[Path, int] = {}
         self._news: set[Path] = set()
         self._taken: set[Path] = set()
+        self._settled: set[Path] = set()
         self._looked: float | None = None
 
     def look(self, top: Found, now: float) -> Ready | None:
@@ -80,7 +81,7 @@ class Following:
                 self._quiet.forget(folder.number)
                 folder.changed.clear()
         self._news -= self._taken
-        for path in self._news & self._folders.keys():
+        for path in self._settled & self._folders.keys():
             self._quiet.published_settled(self._folders[path].number, now)
 
     def refused(self, now: float) -> None:
@@ -154,7 +155,7 @@ class Following:
             return None
         quiet = {self._numbers[number] for number in due.quiet}
         settled_only = {self._numbers[number] for number in due.settled_only}
-        self._taken = quiet
+        self._taken, self._settled = quiet, settled_only
         left = list(self._news - quiet - settled_only)
         for path in settled_only:
             left += self._unsettled(path, now)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
@@ -93,7 +93,8 @@ class FileTaker:
             taken |= await self._take_group(new)
         for path, found in files:
             if path not in taken:
-                taken[path] = taken[first[found.device, found.inode]]
+                one = taken[first[found.device, found.inode]]
+                taken[path] = replace(one, seen=replace(one.seen, name=found.name))
         return taken
 
     async def _take_group(self, group: Sequence[tuple[Path, Found]]) -> dict[Path, Taken]:

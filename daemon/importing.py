@@ -344,7 +344,9 @@ class _Run:
             pass  # a daemon that is not root's has no files of others
 
     def _moved(self) -> None:
-        """All is in: the next import of this directory is one of its own."""
+        """All is in: the next import of this directory is one of its own. What is left is that of this one."""
+        if self._imported.problems:
+            return
         unit = self._parts.histories.unit_named(self._wanted.name)
         if unit is not None and self._parts.index.get(Table.META, MOVING + unit.unit) is not None:
             change = Change()

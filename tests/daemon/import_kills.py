@@ -69,18 +69,22 @@ def safetensors(tensors: dict[str, bytes]) -> bytes:
 
 def make_run(folder: Path, checkpoints: int = CHECKPOINTS, size: int = 120_000) -> None:
     """A run as HF Trainer leaves one: checkpoints an hour apart, most of each as in the one before."""
-    base = random.Random(1).randbytes(size)
     for number in range(1, checkpoints + 1):
         place = folder / f"checkpoint-{number * 50}"
-        place.mkdir(parents=True)
-        head = random.Random(number).randbytes(size // 4)
-        (place / "model.safetensors").write_bytes(safetensors({"base": base, "head": head}))
-        (place / "trainer_state.json").write_text(json.dumps({"global_step": number * 50, "log_history": []}))
-        (place / "config.json").write_text("{}")
+        make_checkpoint(place, number * 50, size)
         for file in place.iterdir():
             os.utime(file, ns=(time_of(number), time_of(number)))
     (folder / "README.md").write_text("a run")
     os.symlink("checkpoint-50", folder / "first")
+
+
+def make_checkpoint(place: Path, step: int, size: int) -> None:
+    """A save of HF Trainer's; a fifth of its `size` is its own."""
+    place.mkdir(parents=True)
+    base, head = random.Random(1).randbytes(size), random.Random(step).randbytes(size // 4)
+    (place / "model.safetensors").write_bytes(safetensors({"base": base, "head": head}))
+    (place / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
+    (place / "config.json").write_text("{}")
 
 
 def time_of(number: int) -> int:

@@ -1,0 +1,354 @@
+"""`ckptfs import`: directories that were there become units and versions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+from import_kills import KEY, make_checkpoint, make_run, run_seed, state_of
+from mounting import Mount
+
+from ckptfs.daemon.following import Following, Ready
+from ckptfs.daemon.import_service import ImportService
+from ckptfs.daemon.messages import Import
+from ckptfs.daemon.open_store import OpenStore, opened_store
+from ckptfs.daemon.outside import Outside
+from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound, Unavailable
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.keyring import Keyring
+from ckptfs.store.recipe import Recipe
+
+Factory = Callable[..., Mount]
+
+
+class Store:
+    """A store that nobody has mounted, and what is imported into it."""
+
+    def __init__(self, parts: OpenStore) -> None:
+        self.parts = parts
+        self._service = ImportService(parts, None)
+
+    def imported(self, source: Path, unit: str = "run", **more: Any) -> dict[str, Any]:
+        request = Import(path=f"/{unit}", source=str(source), **more)
+        answer = trio.run(self._service.answer, request, lambda progress: None)
+        return cast("dict[str, Any]", answer)
+
+    def versions(self, unit: str = "run") -> list[VersionRecord]:
+        found = self.parts.histories.unit_named(unit.encode())
+        return [] if found is None else self.parts.histories.versions(found.unit)
+
+    def shown(self, record: VersionRecord) -> dict[str, tuple[object, ...]]:
+        """As import_kills.state_of, but for what a version shows, with contents in place of digests."""
+        segments, found = self.parts.segments, dict[str, tuple[object, ...]]()
+
+        def walk(tree: Any, prefix: str) -> None:
+            for entry in segments.read_tree(tree):
+                path = prefix + os.fsdecode(entry.name)
+                if entry.is_dir:
+                    walk(entry.tree, path + "/")
+                elif entry.recipe is None:
+                    found[path] = (os.fsdecode(entry.target or b""),)
+                else:
+                    recipe: Recipe = segments.read_recipe(entry.recipe)
+                    found[path] = (entry.mode, entry.mtime_ns, segments.read_file(recipe, 0, recipe.size))
+
+        walk(record.top.tree, "")
+        return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with opened_store(str(tmp_path / "store"), "", "", lambda: Keyring(KEY)) as parts:
+        yield Store(parts)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three checkpoints, whose names in order are not those of their steps."""
+    run = tmp_path / "outside" / "run1"
+    make_run(run, 3, 8000)
+    return run
+
+
+def contents(folder: Path) -> dict[str, tuple[object, ...]]:
+    """What `Store.shown` of a version of a folder is to be."""
+    return {
+        path: (*state[:-1], (folder / path).read_bytes()) if len(state) > 1 else state
+        for path, state in state_of(folder).items()
+    }
+
+
+def test_each_checkpoint_becomes_a_version(store: Store, run: Path) -> None:
+    """In the order of the steps, with their times; what is no checkpoint comes with the last."""
+    before = contents(run)
+    plan = store.imported(run, dry_run=True)
+    assert [one["step"] for one in plan["versions"]] == [50, 100, 150] and not store.versions()
+    assert plan["versions"][2]["names"] == ["checkpoint-150", "README.md", "first"]
+    done = store.imported(run)
+    assert (len(done["versions"]), done["live"], done["problems"]) == (3, False, [])
+    rows = store.versions()
+    assert [(one.step, one.state.value, one.origin) for one in rows] == [
+        (step, "complete", "import") for step in (50, 100, 150)
+    ]
+    assert [one.name for one in rows] == [
+        f"v00000{number}_2023111{day}T{hour}1320Z"
+        for number, day, hour in ((1, 4, 23), (2, 5, "00"), (3, 5, "01"))
+    ]
+    assert store.shown(rows[2]) == before == contents(run)
+    assert {path.split("/")[0] for path in store.shown(rows[1])} == {"checkpoint-50", "checkpoint-100"}
+
+
+def test_what_a_version_has_is_not_taken_again(store: Store, run: Path) -> None:
+    store.imported(run)
+    again = store.imported(run)
+    assert again["versions"] == [] and sum(again["bytes"].values()) == 0
+    # Another file of equal size and time is another file; its old name is kept by the version of old.
+    model = run / "checkpoint-150/config.json"
+    times = model.stat()
+    model.write_bytes(b"[]")
+    os.utime(model, ns=(times.st_atime_ns, times.st_mtime_ns))
+    make_checkpoint(run / "checkpoint-1000", 1000, 8000)
+    assert [one["step"] for one in store.imported(run)["versions"]] == [150, 1000]
+    newest = store.versions()[-1]
+    assert store.shown(newest) == contents(run)
+    shutil.rmtree(run / "checkpoint-50")
+    # That something has gone is no news to who imports, but to who follows.
+    assert store.imported(run)["versions"] == []
+    assert len(store.imported(run, follows=True)["versions"]) == 1
+    assert store.shown(store.versions()[-1]) == contents(run)
+
+
+def test_saves_without_a_step_go_by_their_times(store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "outside"
+    make_run(run, 1, 100)
+    for name, day in (("best", 1), ("final", 9), ("averaged", 5)):
+        shutil.copytree(run / "checkpoint-50", run / name)
+        for file in (run / name).iterdir():
+            os.utime(file, (day * 86_400, day * 86_400))
+    plan = store.imported(run, dry_run=True)
+    assert [one["names"][0] for one in plan["versions"]] == ["best", "averaged", "final", "checkpoint-50"]
+
+
+def test_move_takes_the_files_themselves_and_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "outside"
+    make_run(run, 2, 200_000)
+    os.link(run / "checkpoint-50/model.safetensors", run / "same")
+    os.setxattr(run / "checkpoint-50/config.json", "user.origin", b"a test")
+    before, inode = contents(run), (run / "checkpoint-100/model.safetensors").stat().st_ino
+    done = store.imported(run, move=True)
+    # What has another name could be written through that: it is copied.
+    assert done["files"]["linked"] == 1 and done["problems"] == [] and os.listdir(run) == []
+    newest = store.versions()[-1]
+    assert store.shown(newest) == before
+    store.parts.index.commit()
+    (segment,) = [one for one in (tmp_path / "store").rglob("*.seg") if one.stat().st_ino == inode]
+    assert (stat.S_IMODE(segment.stat().st_mode), segment.stat().st_nlink) == (0o600, 1)
+    tree = store.parts.segments.read_tree
+    assert newest.top.tree is not None
+    top = {entry.name: entry for entry in tree(newest.top.tree)}
+    below = {entry.name: entry for entry in tree(top[b"checkpoint-50"].tree)}  # type: ignore[arg-type]
+    assert below[b"config.json"].xattrs == ((b"user.origin", b"a test"),)
+    assert top[b"same"].file_key == below[b"model.safetensors"].file_key is not None
+    # An empty directory is no news, and what comes later is imported by itself.
+    assert store.imported(run, move=True)["versions"] == []
+    make_checkpoint(run / "checkpoint-900", 900, 100)
+    assert [one["step"] for one in store.imported(run, move=True)["versions"]] == [900]
+
+
+def test_what_is_being_written_is_not_removed(store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "outside"
+    make_run(run, 2, 200_000)
+    model = run / "checkpoint-50/model.safetensors"
+    with model.open("ab"):
+        done = store.imported(run, move=True)
+    assert len(done["problems"]) == 1 and "open for writing" in done["problems"][0]
+    assert [path for path in run.rglob("*") if path.is_file()] == [model]
+    assert done["files"]["linked"] == 1
+    assert store.imported(run, move=True)["versions"] == [] and os.listdir(run) == []
+
+
+def test_what_changes_while_it_is_read_makes_no_version(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is read again where it came from, after it was stored."""
+    ingest = store.parts.ingest
+    store_files = ingest.store_files
+
+    async def stored(candidates: Any, *rest: Any) -> Any:
+        report = await store_files(candidates, *rest)
+        (run / "checkpoint-50/config.json").write_text("[]")
+        return report
+
+    monkeypatch.setattr(ingest, "store_files", stored)
+    with pytest.raises(Unavailable, match=r"config\.json was changed while it was read"):
+        store.imported(run)
+    assert store.versions() == []
+
+
+def test_what_cannot_be_imported_is_refused_with_what_to_do(store: Store, run: Path, tmp_path: Path) -> None:
+    cases: list[tuple[Path, type[CkptfsError], str]] = [
+        (tmp_path / "none", NotFound, "there is no directory"),
+        (run / "README.md", InvalidRequest, "is not a directory"),
+        (tmp_path / "store", InvalidRequest, "the store"),
+        (tmp_path / "store/segments", InvalidRequest, "the store"),
+        (run.parent, InvalidRequest, "run1; import that"),
+    ]
+    for source, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            store.imported(source)
+    with pytest.raises(InvalidRequest, match="another directory"):
+        store.imported(run, device=1, inode=1)
+    with pytest.raises(InvalidRequest, match="no name for a unit"):
+        store.imported(run, "")
+
+
+@pytest.mark.parametrize("move", [False, True], ids=["copy", "move"])
+def test_an_import_that_is_killed_goes_on(seed: int, move: bool) -> None:
+    """20 checkpoints; more seeds: see import_kills.py."""
+    kills, wrong = run_seed(seed, move=move, first_calls=700)
+    assert not wrong, f"seed {seed}, {kills} kills: {wrong}"
+
+
+def test_from_the_command_line_to_a_live_directory(mount_factory: Factory, run: Path) -> None:
+    mount = mount_factory(config={"settle_s": 0.2})
+    unit = str(mount.path / "run1")
+    assert mount.facts("import", str(run), "--as", unit)["live"]
+    assert state_of(mount.path / "run1") == state_of(run)
+    assert [one.step for one in mount.versions("run1")] == [50, 100, 150]
+    assert mount.facts("log", unit, "--verify")["findings"] == []
+    # A live directory goes its own way from now on.
+    make_checkpoint(run / "checkpoint-200", 200, 100)
+    refused = mount.cli("import", str(run), "--as", unit, check=False)
+    assert refused.returncode == 1 and "is live here" in refused.stderr
+    there = mount.cli("import", unit, "--as", str(mount.path / "x"), check=False)
+    assert there.returncode == 1 and "on a ckptfs mount already" in there.stderr
+    mount.stop()
+    config = str(mount.store.parent / "logs/ckptfs.toml")
+    bare = mount.facts("import", str(run), "--store", str(mount.store), "--config", config, "--as", "bare")
+    assert (len(bare["versions"]), bare["live"]) == (4, False)  # type: ignore[arg-type]
+
+
+# ---- following -----------------------------------------------------------------------------------
+
+
+class Follower:
+    """What `import --follow` does, by a clock of its own: a look every half second."""
+
+    def __init__(self, store: Store, run: Path) -> None:
+        self._store, self._run = store, run
+        self._outside = Outside(str(run))
+        self._following = Following(self._outside, settle_s=2.0, settle_max_s=20.0)
+        self._now = 1000.0
+
+    def look(self, for_s: float) -> list[int | None]:
+        """The steps of the versions that come of it."""
+        steps = []
+        for _ in range(round(for_s * 2)):
+            self._now += 0.5
+            ready = self._following.look(self._outside.scan(), self._now)
+            if ready is not None:
+                steps += self._take(ready)
+        return steps
+
+    def _take(self, ready: Ready) -> list[int | None]:
+        left = tuple(os.fsdecode(b"/".join(path)) or "." for path in ready.left)
+        try:
+            done = self._store.imported(self._run, left=left, follows=True)
+        except Unavailable:
+            self._following.refused(self._now)
+            return []
+        self._following.taken(self._now)
+        return [one["step"] for one in done["versions"]]
+
+
+@pytest.fixture
+def follower(store: Store, run: Path) -> Follower:
+    follower = Follower(store, run)
+    assert follower.look(1.5) == [] and follower.look(1.5) == [50, 100, 150]
+    return follower
+
+
+def test_follow_takes_a_save_when_it_is_done(follower: Follower, store: Store, run: Path) -> None:
+    assert follower.look(60) == []
+    make_checkpoint(run / "tmp-checkpoint-200", 200, 8000)
+    assert follower.look(1) == []
+    os.rename(run / "tmp-checkpoint-200", run / "checkpoint-200")
+    shutil.rmtree(run / "checkpoint-50")
+    assert follower.look(1) == [] and follower.look(5) == [200] and follower.look(60) == []
+    newest = store.versions()[-1]
+    assert store.shown(newest) == contents(run) and newest.state.value == "complete"
+
+
+@contextmanager
+def being_written(path: Path) -> Iterator[None]:
+    with path.open("wb") as file:
+        file.write(b"\x10" * 1000)
+        file.flush()
+        yield
+
+
+def test_follow_leaves_a_directory_that_is_being_written(follower: Follower, store: Store, run: Path) -> None:
+    """Nothing happens in it, but a file is open; what lies elsewhere is taken meanwhile."""
+    (run / "checkpoint-300").mkdir()
+    with being_written(run / "checkpoint-300/model.safetensors"):
+        make_checkpoint(run / "checkpoint-200", 200, 8000)
+        assert follower.look(10) == [200]
+        assert "checkpoint-300/model.safetensors" not in store.shown(store.versions()[-1])
+    # It was given up half-way: the next version says so.
+    assert follower.look(10) == [200]
+    assert store.versions()[-1].state.value == "partial"
+    assert store.shown(store.versions()[-1]) == contents(run)
+
+
+def test_follow_is_held_back_by_no_log_and_makes_few_versions_of_it(
+    follower: Follower, store: Store, run: Path
+) -> None:
+    made = []
+    log = run / "train.log"
+    for second in range(120):
+        with log.open("a") as file:
+            file.write(f"{second}\n")
+        if second == 40:
+            make_checkpoint(run / "checkpoint-200", 200, 8000)
+        made += [(second, step) for step in follower.look(1)]
+    assert [step for second, step in made if 40 <= second <= 45] == [200]
+    assert len(made) <= 4, made
+
+
+def test_follow_goes_on_after_a_directory_that_never_rests(
+    follower: Follower, store: Store, run: Path
+) -> None:
+    """After `settle_max_s` what has settled is taken."""
+    make_checkpoint(run / "checkpoint-200", 200, 8000)
+    (run / "checkpoint-200/adapter.bin").write_bytes(b"\x10" * 100)
+    steps = []
+    for beat in range(40):
+        (run / "checkpoint-200/heartbeat").write_text(str(beat))
+        steps += follower.look(1)
+    assert 200 in steps and steps.count(200) <= 3
+    shown = store.shown(store.versions()[-1])
+    assert "checkpoint-200/adapter.bin" in shown
+
+
+def test_follow_takes_nothing_of_what_changed_meanwhile(
+    follower: Follower, store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its look and the daemon's reading somebody wrote: the next look takes it."""
+    make_checkpoint(run / "checkpoint-200", 200, 8000)
+    original, writes = store.imported, iter(range(1))
+
+    def disturbed(*arguments: Any, **more: Any) -> dict[str, Any]:
+        if next(writes, None) is not None:
+            raise Unavailable("somebody wrote")
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(store, "imported", disturbed)
+    assert follower.look(2.5) == []
+    assert follower.look(5) == [200]
