@@ -69,6 +69,12 @@ class Client:
             raise ClientError(f"{op}: {answer['error']}", number)
         return answer["result"]
 
+    def go_on(self) -> None:
+        """One line on its stdin, which says nothing."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
     def next_line(self, timeout_s: float = 60.0) -> Fields | None:
         """The next thing the script says; None once it has closed its stdout."""
         try:

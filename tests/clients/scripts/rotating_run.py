@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--last", type=int, required=True)
     parser.add_argument("--size-bytes", type=int, required=True)
     parser.add_argument("--keep", type=int, default=2)
+    parser.add_argument("--wait", action="store_true", help="for a line on stdin after each save")
     options = parser.parse_args()
     for step in range(options.first, options.last + 1):
         try:
@@ -51,6 +52,8 @@ def main() -> None:
         name = f"checkpoint-{step}"
         emit(event="saved", path=name, files=digest_tree(options.run / name))
         shutil.rmtree(options.run / f"checkpoint-{step - options.keep}", ignore_errors=True)
+        if options.wait:
+            sys.stdin.readline()
 
 
 if __name__ == "__main__":

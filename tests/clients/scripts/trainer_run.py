@@ -37,7 +37,12 @@ class Samples(torch.utils.data.Dataset):
 
 
 class Reporter(TrainerCallback):
-    """Tells the test what happened. `on_save` comes when the new checkpoint is whole, old ones are gone."""
+    """Tells the test what happened. `on_save` comes when the new checkpoint is whole, old ones are gone.
+
+    With `waits` it then waits for a line on stdin."""
+
+    def __init__(self, waits: bool) -> None:
+        self._waits = waits
 
     def on_train_begin(self, args, state, control, **_):
         emit(event="started", step=state.global_step)
@@ -45,6 +50,8 @@ class Reporter(TrainerCallback):
     def on_save(self, args, state, control, **_):
         name = f"checkpoint-{state.global_step}"
         emit(event="saved", path=name, files=digest_tree(Path(args.output_dir, name)))
+        if self._waits:
+            sys.stdin.readline()
 
 
 def die_while_saving(file_name: str, step: int) -> None:
@@ -64,7 +71,7 @@ def die_while_saving(file_name: str, step: int) -> None:
     torch.save = half_save
 
 
-def train(output: str, max_steps: int, resume: bool) -> None:
+def train(output: str, max_steps: int, resume: bool, waits: bool) -> None:
     torch.manual_seed(5)
     config = GPT2Config(vocab_size=256, n_positions=TOKENS, n_embd=64, n_layer=2, n_head=2)
     arguments = TrainingArguments(
@@ -79,7 +86,8 @@ def train(output: str, max_steps: int, resume: bool) -> None:
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Samples(), callbacks=[Reporter()])
+    model, callbacks = GPT2LMHeadModel(config), [Reporter(waits)]
+    trainer = Trainer(model, arguments, train_dataset=Samples(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=resume or None)
 
 
@@ -91,10 +99,11 @@ def main() -> None:
     parser.add_argument(
         "--die-in", metavar="FILE", help="be killed while this file of the last step is saved"
     )
+    parser.add_argument("--wait", action="store_true", help="for a line on stdin after each save")
     options = parser.parse_args()
     if options.die_in:
         die_while_saving(options.die_in, options.max_steps)
-    train(options.output, options.max_steps, options.resume)
+    train(options.output, options.max_steps, options.resume, options.wait)
 
 
 if __name__ == "__main__":
