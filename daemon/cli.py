@@ -20,6 +20,7 @@ from ckptfs.daemon import (
     cli_checks,
     cli_digests,
     cli_doctor,
+    cli_drill,
     cli_import,
     cli_keys,
     cli_lifetime,
@@ -54,6 +55,7 @@ def make_app() -> typer.Typer:
         cli_memory,
         cli_remotes,
         cli_import,
+        cli_drill,
         cli_doctor,
     )
     for group in groups:

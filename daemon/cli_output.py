@@ -104,7 +104,8 @@ def show_status(status: Mapping[str, object]) -> None:
     units = cast("Sequence[Mapping[str, object]]", status["units"])
     if units:
         print()
-        show_table(("unit", "versions", "newest complete", "age"), [_unit_row(unit) for unit in units])
+        heads = ("unit", "versions", "newest complete", "age", "last drill")
+        show_table(heads, [_unit_row(unit) for unit in units])
 
 
 def show_gc(answer: Mapping[str, object]) -> None:
@@ -339,12 +340,14 @@ def _scrub_line(scrub: Mapping[str, object] | None) -> Iterator[tuple[str, str]]
 
 def _unit_row(unit: Mapping[str, object]) -> list[str]:
     newest, age = unit["newest_complete"], unit["newest_complete_age_s"]
+    drill = cast("Mapping[str, object] | None", unit.get("drill"))
     name = f"{unit['name']}{'' if unit['live'] else ' (removed)'}"
     return [
         name,
         str(unit["versions"]),
         str(newest or ""),
         "" if age is None else human_age(cast(float, age)),
+        "" if drill is None else f"{drill['outcome']}, {human_age(cast(float, drill['age_s']))} ago",
     ]
 
 

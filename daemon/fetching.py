@@ -74,7 +74,7 @@ class Fetching:
         target = self._copying.target(request.remote)
         remote, parts = target.open(), self._parts
         await remote.open()
-        found = await self._find(remote, request, keys)
+        found = await self.find(remote, request, keys)
         doubt = found.unit.doubt_of(found.checked, found.record, keys)
         if doubt is not None:
             raise Corrupt(f"{request.path} on {target.name} is not fetched: {doubt}")
@@ -91,7 +91,8 @@ class Fetching:
         pulled = await puller.pull(found.record, name, found.inner)
         return pulled, _answer(target, found, pulled, name)
 
-    async def _find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
+    async def find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
+        """The version that a request names. NotFound or InvalidRequest say what there is instead."""
         path, version = split_version(request.path)
         parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
         newest = await newest_heads(remote)

@@ -344,7 +344,7 @@ class _Run:
             pass  # a daemon that is not root's has no files of others
 
     def _moved(self) -> None:
-        """All is in: the next import of this directory is one of its own. What is left is that of this one."""
+        """All is in: the next import of this directory is one of its own. What is left is part of this."""
         if self._imported.problems:
             return
         unit = self._parts.histories.unit_named(self._wanted.name)

@@ -21,6 +21,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ckptfs.daemon.config import is_metrics_file, metrics_address
+from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.metrics import Figures, RemoteFigures, UnitFigures, families
 from ckptfs.daemon.queries import Facts, program_version
@@ -57,6 +58,7 @@ class Measuring:
         space: Space,
         facts: Callable[[], Awaitable[Facts]],
         remotes: Callable[[], tuple[RemoteFigures, ...]],
+        drills: DrillNotes,
         *,
         names: bool,
     ) -> None:
@@ -68,6 +70,7 @@ class Measuring:
         self._space = space
         self._facts = facts
         self._remotes = remotes
+        self._drills = drills
         self._names = names
 
     async def figures(self) -> Figures:
@@ -102,6 +105,7 @@ class Measuring:
         for at, unit in enumerate(self._histories.shown_names().values()):
             newest, complete = self._histories.newest(unit.unit), self._histories.newest_complete(unit.unit)
             looked_at = self._health.newest(unit.unit)
+            drill = self._drills.of(unit.unit)
             found.append(
                 UnitFigures(
                     name=unit.text if self._names else unit.unit.hex(),
@@ -110,6 +114,8 @@ class Measuring:
                     newest_age_s=None if newest is None else _age_s(newest.time_ns),
                     complete_age_s=None if complete is None else _age_s(complete.time_ns),
                     bad_tensors=None if looked_at is None else looked_at[1].total.bad,
+                    drill_age_s=None if drill is None else drill.age_s,
+                    drill_good=None if drill is None else drill.outcome == "good",
                 )
             )
             if at % _SLICE == 0:

@@ -15,7 +15,7 @@ accepts.
 from __future__ import annotations
 
 import json
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -24,6 +24,8 @@ from ckptfs.store import errors
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_PATH_BYTES = 16 * 1024
 
+Outcome = Literal["good", "suspect", "failed"]
+"""What a drill has come to."""
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -215,6 +217,15 @@ class Import(Request, frozen=True, kw_only=True):
     inode: int = 0
 
 
+class Drilled(Request, frozen=True, kw_only=True):
+    """A drill of the version `path` has ended with `outcome`: it was got from `source`, in `recovery_s`
+    seconds."""
+
+    outcome: Outcome
+    source: str = ""
+    recovery_s: float = 0.0
+
+
 AnyRequest = (
     Status
     | Log
@@ -244,6 +255,7 @@ AnyRequest = (
     | Gc
     | Encode
     | Import
+    | Drilled
 )
 KINDS = tuple(kind.__name__ for kind in (*errors.CkptfsError.__subclasses__(),))
 

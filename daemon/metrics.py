@@ -22,7 +22,8 @@ from ckptfs.fusefs.request_times import BOUNDS_S, RequestTimes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFigures:
     """One unit: `name` as it is to be shown; ages in seconds, None where there is no such version.
-    `bad_tensors`: those with a NaN or an infinity in the newest version that was looked at."""
+    `bad_tensors`: those with a NaN or an infinity in the newest version that was looked at. `drill_…` are those
+    of its last drill, None if there was none."""
 
     name: str
     live: bool
@@ -30,6 +31,8 @@ class UnitFigures:
     newest_age_s: float | None
     complete_age_s: float | None
     bad_tensors: int | None = None
+    drill_age_s: float | None = None
+    drill_good: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,8 @@ def _of_units(units: Iterable[UnitFigures]) -> Iterator[Metric]:
         "Tensors with NaN or infinity in its newest version.",
         labels=labels,
     )
+    drilled = GaugeMetricFamily("ckptfs_unit_drill_age_seconds", "Age of its last drill.", labels=labels)
+    good = GaugeMetricFamily("ckptfs_unit_drill_good", "Whether that was good: 1, else 0.", labels=labels)
     for unit in units:
         of = [unit.name, "yes" if unit.live else "no"]
         versions.add_metric(of, unit.versions)
@@ -153,7 +158,10 @@ def _of_units(units: Iterable[UnitFigures]) -> Iterator[Metric]:
             complete.add_metric(of, unit.complete_age_s)
         if unit.bad_tensors is not None:
             bad.add_metric(of, unit.bad_tensors)
-    yield from (versions, newest, complete, bad)
+        if unit.drill_age_s is not None and unit.drill_good is not None:
+            drilled.add_metric(of, unit.drill_age_s)
+            good.add_metric(of, float(unit.drill_good))
+    yield from (versions, newest, complete, bad, drilled, good)
 
 
 def _of_remotes(remotes: Iterable[RemoteFigures]) -> Iterator[Metric]:

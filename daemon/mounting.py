@@ -25,6 +25,7 @@ from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.copying import Copying
 from ckptfs.daemon.digesting import Digesting
+from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
@@ -128,6 +129,7 @@ class Mount:
         self._encoding = encoding_of(
             parts, lambda: self._config, self._policies, self._keeper.min_free_bytes, self._is_quiet
         )
+        self._drills = DrillNotes(parts.index)
         self._digests = DigestLog(parts.disk, parts.index, parts.histories)
         self._health = HealthLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
@@ -320,6 +322,7 @@ class Mount:
             self._keeper,
             self._facts,
             self._copying.figures,
+            self._drills,
             names=names,
         )
         return MetricsServer(measuring.figures, config.metrics).run
@@ -339,6 +342,7 @@ class Mount:
             WriterLog(parts.disk, parts.index, parts.histories),
             self._health,
             parts.processes,
+            self._drills,
         )
         rights = Rights(
             face.namespace,
@@ -376,6 +380,7 @@ class Mount:
                 addresses, parts.histories, self._copying, Fetching(parts, self._copying), face.rollback
             ),
             ImportService(parts, face.rollback),
+            self._drills,
             self._encoding.now,
         )
 

@@ -17,6 +17,7 @@ import trio
 
 from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Address, Addresses
+from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.encode_orphan import end_orphan
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.keys import readable_keyring
@@ -32,6 +33,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NotFound, Unavailable
 from ckptfs.store.health_log import HealthLog
 from ckptfs.store.histories import Histories
+from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import INDEX_PATH, Index
 from ckptfs.store.layout import Holder, StoreLock, open_store
 from ckptfs.store.rebuild import rebuild
@@ -66,6 +68,7 @@ class OfflineStore:
             keyring,
             WriterLog(disk, self._index, self._histories),
             health,
+            drills=DrillNotes(self._index),
         )
         # Whoever asks may have another key than the daemon, and nobody waits for his word.
         self._prover = Prover(self._segments, self._histories, self._addresses, keyring, for_strangers=False)
@@ -82,6 +85,16 @@ class OfflineStore:
     ) -> None:
         self._segments.close()
         self._index.close()
+
+    @property
+    def segments(self) -> Segments:
+        """What is stored; its methods belong to the thread that opened the store."""
+        return self._segments
+
+    def record(self, path: str) -> tuple[VersionRecord, tuple[bytes, ...]]:
+        """The version that PATH@VERSION names, and the place in it. NotFound or InvalidRequest."""
+        address = self._addresses.find(path)
+        return self._addresses.record(address), address.inner
 
     def ask(self, request: AnyRequest, on_progress: Callable[[Progress], None] | None = None) -> object:
         """The result of a request that reads; Unavailable for any other."""

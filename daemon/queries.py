@@ -20,6 +20,7 @@ import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.diffing import Differ
+from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import UsageCount, nothing_there
@@ -82,8 +83,10 @@ class Queries:
         writer_log: WriterLog,
         health_log: HealthLog,
         hashers: Hashers = NO_HASHERS,
+        drills: DrillNotes | None = None,
     ) -> None:
-        """`hashers` take part in verifying."""
+        """`hashers` take part in verifying; `drills` are shown by status."""
+        self._drills = drills
         self._disk = disk
         self._hashers = hashers
         self._namespace = namespace
@@ -315,6 +318,7 @@ class Queries:
 
     def _unit_row(self, unit: Unit) -> Json:
         complete, looked_at = self._histories.newest_complete(unit.unit), self._health_log.newest(unit.unit)
+        drill = None if self._drills is None else self._drills.of(unit.unit)
         return {
             "name": os.fsdecode(unit.name),
             "live": unit.ino != 0,
@@ -324,6 +328,7 @@ class Queries:
             if complete is not None
             else None,
             "bad_tensors": None if looked_at is None else looked_at[1].total.bad,
+            "drill": None if drill is None else drill.as_json(),
         }
 
 

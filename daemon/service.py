@@ -18,6 +18,7 @@ from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.control import Report
+from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.messages import AnyRequest, Json
@@ -45,6 +46,7 @@ _Owners = (
     | messages.Pull
     | messages.Remotes
     | messages.Import
+    | messages.Drilled
 )
 """The requests that are the store owner's alone, whatever they are about."""
 _CHANGE = Access.WRITE | Access.SEARCH
@@ -76,6 +78,7 @@ class Service:
         rotate_key: Callable[[], Awaitable[None]],
         remotes: RemoteService,
         imports: ImportService,
+        drills: DrillNotes,
         encode: Callable[[Unit, set[RecipeId] | None, Report, bool], Awaitable[Json]],
     ) -> None:
         """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
@@ -95,6 +98,7 @@ class Service:
         self._rotate_key = rotate_key
         self._remotes = remotes
         self._imports = imports
+        self._drills = drills
         self._encode = encode
 
     async def answer(self, request: AnyRequest, peer: Peer, report: Report) -> Json:
@@ -190,9 +194,18 @@ class Service:
                 return await self._remotes.answer(request, report)
             case messages.Import():
                 return await self._imports.answer(request, report)
+            case messages.Drilled():
+                return self._drilled(request)
             case messages.RotateKey():
                 await self._rotate_key()
         return self._queries.key()
+
+    def _drilled(self, request: messages.Drilled) -> Json:
+        record = self._addresses.record(self._addresses.find(request.path))
+        note = self._drills.note(
+            record.unit, record.number, request.outcome, request.source, request.recovery_s
+        )
+        return note.as_json()
 
     def _visible_units(self, caller: Caller) -> list[Unit]:
         units = self._histories.shown_names().values()

@@ -41,7 +41,7 @@ def test_fields_that_must_be_there() -> None:
         for kind in get_args(messages.AnyRequest)
         for name in kind.__struct_fields__[: len(kind.__struct_fields__) - len(kind.__struct_defaults__)]
     }
-    by_keyword = {"name", "to", "other", "source"}
+    by_keyword = {"name", "to", "other", "source", "outcome"}
     assert marked == by_keyword and required <= by_keyword | {"path"}
 
 
