@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -25,7 +25,7 @@ from ckptfs.daemon.messages import Progress, Pull
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.remotes import default_node_name, open_remote
 from ckptfs.daemon.saved_files import Saved, walk, way_into
-from ckptfs.store.errors import Corrupt, NotFound
+from ckptfs.store.errors import Corrupt, NotFound, Unavailable
 from ckptfs.store.formats import parse
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import RecipeId, TreeId
@@ -173,19 +173,21 @@ def stored_shapes(
 # ---- a remote ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetched:
-    """A version that was fetched into the scratch store: as it is there, and as it was on the remote, of
-    which `inner` was fetched; what it is compared with, and the shapes of that by path."""
+    """A version of a remote, `was` as it is there, of which `inner` was wanted: as it is `here`, in the
+    scratch store (None: it could not be fetched, for the reason `failure`); what it is compared with, and the
+    shapes of that by path."""
 
-    here: VersionRecord
     was: VersionRecord
     unit: str
     inner: tuple[bytes, ...]
-    before: VersionRecord | None
-    shapes: dict[str, Shapes]
-    fetch_s: float
-    fetched_bytes: int
+    here: VersionRecord | None = None
+    failure: str = ""
+    before: VersionRecord | None = None
+    shapes: dict[str, Shapes] = field(default_factory=dict)
+    fetch_s: float = 0.0
+    fetched_bytes: int = 0
 
 
 async def fetch(
@@ -197,22 +199,26 @@ async def fetch(
     report: Report,
 ) -> Fetched:
     """Fetch a version into the scratch store `parts`, and of the one before it what tells the shapes of the
-    files that are `wanted`. As Fetching.pull raises."""
+    files that are `wanted`. NotFound or InvalidRequest: there is no such version; NoSpace: no room for it."""
     copying = Copying(parts, remotes, lambda one: open_remote(one, os.environ), default_node_name())
     fetching = Fetching(parts, copying)
-    began = time.monotonic()
-    pulled, _ = await fetching.pull(request, keys, report)
-    fetch_s = time.monotonic() - began
     remote = copying.target(request.remote).open()
+    began = time.monotonic()
     await remote.open()
     found = await fetching.find(remote, request, keys)
+    fetched = Fetched(found.record, os.fsdecode(found.unit.name), found.inner)
+    try:
+        pulled, _ = await fetching.pull(request, keys, report)
+        fetched.here, fetched.fetched_bytes = pulled.record, pulled.fetched_bytes
+    except (Corrupt, Unavailable) as e:
+        fetched.failure = str(e)
+    fetched.fetch_s = time.monotonic() - began
     older = before([version_of(one) for one in found.unit.versions], found.record.number)
     record = next((one for one in found.unit.versions if older and one.number == older.number), None)
-    shapes = {} if record is None else await _far_shapes(parts, remote, record, found.inner, wanted)
-    unit = os.fsdecode(found.unit.name)
-    return Fetched(
-        pulled.record, found.record, unit, found.inner, record, shapes, fetch_s, pulled.fetched_bytes
-    )
+    if record is not None and fetched.here is not None:
+        fetched.before = record
+        fetched.shapes = await _far_shapes(parts, remote, record, found.inner, wanted)
+    return fetched
 
 
 async def _far_shapes(

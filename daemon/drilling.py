@@ -118,7 +118,11 @@ def drill_remote(
             row = version_of(fetched.was)
             drill = _begun(request.path.rpartition("@")[0], fetched.unit, f"the remote {request.remote}", row)
             drill.fetch_s, drill.checked_bytes = fetched.fetch_s, fetched.fetched_bytes
-            _write_out(drill, lambda: write_out(parts.segments, fetched.here.top, (), folder, report))
+            if fetched.here is None:
+                drill.failures.append(fetched.failure)
+                return drill
+            top = fetched.here.top
+            _write_out(drill, lambda: write_out(parts.segments, top, (), folder, report))
         inner = os.path.join(folder, *map(os.fsdecode, fetched.inner))
         older = None if fetched.before is None else version_of(fetched.before)
         place, files = (inner, files_in(inner)) if os.path.isdir(inner) else (folder, files_in(folder))
