@@ -9,7 +9,6 @@ Source: FORMAT.md, "Remotes", "Fetching".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import trio
 
@@ -17,33 +16,16 @@ from ckptfs.store.errors import CkptfsError, Corrupt
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.remote.known_chunks import KnownChunks
-from ckptfs.store.remote.names import pack_key
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.pack import checked_chunk
-from ckptfs.store.remote.several import done_for_each
+from ckptfs.store.remote.ranges import Got, RangeReader, batches_of
 from ckptfs.store.remote.shard import Keys, Rows, chunk_of_key, find_rows, keys_of
 from ckptfs.store.segments import Segments
 
-RANGE_BYTES = 8 << 20
-_GAP_BYTES = 64 << 10
-_BATCH_BYTES = 32 << 20
-_PARALLEL = 4
 _SLICE = 4096
-Got = tuple[ChunkId, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """`length` bytes from `offset` of a pack, which holds the chunks of `rows`."""
-
-    pack: int
-    offset: int
-    length: int
-    rows: Rows
 
 
 class Fetcher:
-    """Belongs to the index thread. At most two batches of _BATCH_BYTES are in memory.
+    """Belongs to the index thread. At most two batches of BATCH_BYTES are in memory.
 
     `held` pins all that was asked for. `fetched_bytes` counts payload.
     """
@@ -59,6 +41,7 @@ class Fetcher:
     ) -> None:
         self._remote = remote
         self._known = known
+        self._reader = RangeReader(remote, known.packs)
         self._segments = segments
         self._ingest = ingest
         self._held = held
@@ -120,61 +103,9 @@ class Fetcher:
     ) -> None:
         async with send:
             try:
-                for batch in _batches(rows):
-                    await send.send(await self._read(batch))
+                for ranges in batches_of(rows):
+                    await send.send(await self._reader.read(ranges))
             except (CkptfsError, OSError) as e:
                 failures.append(e)
             except trio.BrokenResourceError:
                 pass  # what came before could not be stored
-
-    async def _read(self, ranges: list[_Range]) -> list[Got]:
-        read = await done_for_each(self._read_range, ranges, _PARALLEL)
-        return [got for some in read for got in some]
-
-    async def _read_range(self, one: _Range) -> list[Got]:
-        pack = self._known.packs[one.pack]
-        key = pack_key(pack.name)
-        content = await self._remote.get_range(key, one.offset, one.length, pack.size)
-        try:
-            return await trio.to_thread.run_sync(_cut, one, content)
-        except Corrupt as e:
-            raise Corrupt(f"{self._remote.url}/{key}: {e}", expected=e.expected, got=e.got) from None
-
-
-def _cut(one: _Range, content: bytes) -> list[Got]:
-    view = memoryview(content)
-    found = []
-    for row in one.rows:
-        chunk, start = ChunkId(row["chunk"].tobytes()), int(row["offset"]) - one.offset
-        found.append((chunk, checked_chunk(chunk, view[start : start + int(row["stored"])])))
-    return found
-
-
-def _ranges(rows: Rows) -> Iterator[_Range]:
-    """Runs of neighbours, of rows in the order of pack and offset."""
-    packs, starts = rows["pack"].tolist(), rows["offset"].tolist()
-    ends = (rows["offset"].astype("u8") + rows["stored"]).tolist()
-    first = 0
-    for at in range(1, len(rows) + 1):
-        is_near = (
-            at < len(rows)
-            and packs[at] == packs[first]
-            and starts[at] - ends[at - 1] <= _GAP_BYTES
-            and ends[at] - starts[first] <= RANGE_BYTES
-        )
-        if not is_near:
-            yield _Range(packs[first], starts[first], ends[at - 1] - starts[first], rows[first:at])
-            first = at
-
-
-def _batches(rows: Rows) -> Iterator[list[_Range]]:
-    batch: list[_Range] = []
-    size = 0
-    for one in _ranges(rows):
-        batch.append(one)
-        size += one.length
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

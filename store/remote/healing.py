@@ -52,6 +52,8 @@ class Healer:
         report = HealReport()
         listed = {meta.key: meta.size for meta in await self._remote.list_objects(PACKS)}
         for number, pack in enumerate(self._known.packs):
+            if not self._known.counting[number]:
+                continue
             key = pack_key(pack.name)
             report.packs += 1
             wrong = ""
@@ -81,7 +83,7 @@ class Healer:
                 raise NotFound(f"this store has not all that was in it ({lost} of {len(chunks)} are missing)")
             payloads = dict(await read_chunks(self._disk, self._segments, places))
             content = await trio.to_thread.run_sync(
-                encode_pack, [(chunk, payloads[chunk]) for chunk in chunks]
+                encode_pack, [(chunk, payloads[chunk]) for chunk in chunks], pack.generation
             )
             if self._remote.name(content) != pack.name:
                 raise Corrupt("what it held cannot be told any more")

@@ -12,6 +12,7 @@ import numpy as np
 import trio
 
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
+from ckptfs.store.remote.kept import EVERYTHING, Kept
 from ckptfs.store.remote.names import SHARDS, parse_shard_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.shard import (
@@ -31,22 +32,28 @@ _SETTLE_SHARE = 8
 
 
 class KnownChunks:
-    """Belongs to one thread; one `refresh` or `add` at a time. `packs` are numbered as rows name them."""
+    """Belongs to one thread; one `refresh` or `add` at a time. `packs` are numbered as rows name them,
+    `counting` says which of them count."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, kept: Kept = EVERYTHING, *, every: bool = False) -> None:
+        """`kept` says what counts; what does not is not known. `every`: keep all rows of a chunk, too."""
         self._remote = remote
+        self._kept = kept
         self._settled, self._recent = np.zeros(0, ROW), np.zeros(0, ROW)
         self._read: set[bytes] = set()
         self._shard_names: list[bytes] = []
         self.packs: list[PackFacts] = []
+        self.counting: list[bool] = []
+        self.every: list[Rows] | None = [] if every else None
         self.problems: list[str] = []
 
     async def refresh(self) -> None:
         """Read the shards that are there and were not read yet. What is wrong with one goes to `problems`;
         other errors as the remote raises."""
         listed = await self._remote.list_objects(SHARDS)
-        names = [name for meta in listed if (name := parse_shard_key(meta.key)) is not None]
-        fresh = [name for name in names if name not in self._read]
+        names = {name for meta in listed if (name := parse_shard_key(meta.key)) is not None}
+        # A list may leave out what has to be there.
+        fresh = sorted((names | self._kept.shards) - self._read)
         failures: list[CkptfsError] = []
         limiter = trio.CapacityLimiter(_PARALLEL)
         async with trio.open_nursery() as nursery:
@@ -75,10 +82,14 @@ class KnownChunks:
         if name in self._read:
             return
         self._read.add(name)
-        rows = shard.rows.copy()
+        counting = np.array([self._kept.counts(name, pack) for pack in shard.packs])
+        rows = shard.rows[counting[shard.rows["pack"]]]
         rows["pack"] += len(self.packs)
         self.packs += shard.packs
+        self.counting += counting.tolist()
         self._shard_names += [name] * len(shard.packs)
+        if self.every is not None:
+            self.every.append(rows)
         self._recent = sorted_rows(np.concatenate([self._recent, rows]))
         if len(self._recent) > max(_SETTLE_ROWS, len(self._settled) // _SETTLE_SHARE):
             self._settled = sorted_rows(np.concatenate([self._settled, self._recent]))
@@ -87,6 +98,11 @@ class KnownChunks:
     def shard_of(self, pack: int) -> bytes:
         """The name of the shard that lists a pack."""
         return self._shard_names[pack]
+
+    @property
+    def shards(self) -> frozenset[bytes]:
+        """The names of the shards that were read."""
+        return frozenset(self._read)
 
     def __len__(self) -> int:
         return len(self._settled) + len(self._recent)

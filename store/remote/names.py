@@ -6,6 +6,7 @@ Source: FORMAT.md, "Remotes".
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -18,6 +19,9 @@ FORMAT_KEY = "ckptfs-remote"
 PACKS = "packs"
 SHARDS = "shards"
 HEADS = "heads"
+KEPT = "kept"
+HISTORIES = "histories"
+COPY = ".copy"
 MOST_FORMAT_BYTES = 1 << 16
 _KIND = "ckptfs remote"
 _VERSION = 1
@@ -73,7 +77,22 @@ def shard_key(name: bytes) -> str:
 
 def piece_key(unit: UnitId, name: bytes) -> str:
     """The key of a piece of a unit's history."""
-    return f"histories/{unit.hex()}/{name.hex()}"
+    return f"{pieces_of(unit)}/{name.hex()}"
+
+
+def pieces_of(unit: UnitId) -> str:
+    """The folder of the pieces of a unit's history."""
+    return f"{HISTORIES}/{unit.hex()}"
+
+
+def kept_key(name: bytes) -> str:
+    """The key of what a collector left; its copy has COPY behind it."""
+    return f"{KEPT}/{name.hex()}"
+
+
+def log_key(number: int) -> str:
+    """The key of an entry of the log; its copy has COPY behind it."""
+    return f"log/{number:0{_SEQUENCE_DIGITS}x}"
 
 
 def heads_of(unit: UnitId) -> str:
@@ -101,9 +120,17 @@ def parse_head_key(key: str) -> tuple[UnitId, int] | None:
 
 def parse_shard_key(key: str) -> bytes | None:
     """The name of the shard with this key; None for any other key."""
-    digits = key.removeprefix(f"{SHARDS}/")
+    return _parsed(key, shard_key)
+
+
+def parse_pack_key(key: str) -> bytes | None:
+    """The name of the pack with this key; None for any other key."""
+    return _parsed(key, pack_key)
+
+
+def _parsed(key: str, key_of: Callable[[bytes], str]) -> bytes | None:
     try:
-        name = bytes.fromhex(digits)
+        name = bytes.fromhex(key.rpartition("/")[2])
     except ValueError:
         return None
-    return name if len(name) == 32 and shard_key(name) == key else None
+    return name if len(name) == 32 and key_of(name) == key else None

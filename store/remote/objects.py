@@ -152,6 +152,10 @@ class Remote:
             if await self.get_unnamed(key) != content:
                 raise
 
+    async def replace_unnamed(self, key: str, content: Payload) -> None:
+        """Have such an object whole again, whose content is known. Durable when: this returned."""
+        await self._bucket.overwrite(key, await self._enclose(key, content))
+
     async def get_unnamed(self, key: str) -> bytes:
         """The content of such an object; NotFound; Corrupt if it was changed (as far as encryption tells)."""
         found = await self._bucket.read(key)
@@ -167,6 +171,13 @@ class Remote:
         """As Bucket.stat."""
         return await self._bucket.stat(key)
 
+    async def stat_or_none(self, key: str) -> ObjectMeta | None:
+        """The same; None if it is not there."""
+        try:
+            return await self._bucket.stat(key)
+        except NotFound:
+            return None
+
     async def remove(self, key: str) -> None:
         """As Bucket.remove."""
         await self._bucket.remove(key)
@@ -177,11 +188,8 @@ class Remote:
         return await trio.to_thread.run_sync(self._key.enclose, key, content, self._random(SALT_BYTES))
 
     async def _is_there(self, key: str, name: bytes, size: int) -> bool:
-        try:
-            found = await self._bucket.stat(key)
-        except NotFound:
-            return False
-        return found.size == self.stored_size(size) and await self._is_right(key, name)
+        found = await self.stat_or_none(key)
+        return found is not None and found.size == self.stored_size(size) and await self._is_right(key, name)
 
     async def _is_right(self, key: str, name: bytes) -> bool:
         try:

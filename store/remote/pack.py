@@ -24,12 +24,12 @@ _RESERVED = bytes(3)
 MOST_BYTES = (1 << 31) - 1
 
 
-def encode_pack(chunks: Sequence[tuple[ChunkId, bytes]]) -> bytes:
-    """A pack of these chunks; at least one, none twice."""
+def encode_pack(chunks: Sequence[tuple[ChunkId, Payload]], generation: int = 0) -> bytes:
+    """A pack of these chunks; at least one, none twice. `generation` is the newest claim in the log."""
     rows = [_ROW.pack(chunk, len(payload), len(payload), Codec.RAW, _RESERVED) for chunk, payload in chunks]
     assert rows and len({chunk for chunk, _ in chunks}) == len(rows), "a pack has chunks, each once"
     return b"".join(
-        [_HEADER.pack(_MAGIC, _VERSION, 0, len(rows), 0), *rows, *(payload for _, payload in chunks)]
+        [_HEADER.pack(_MAGIC, _VERSION, 0, len(rows), generation), *rows, *(payload for _, payload in chunks)]
     )
 
 
@@ -39,8 +39,8 @@ def pack_rows(encoded: Payload) -> list[tuple[ChunkId, int, int]]:
     view = memoryview(encoded)
     if len(view) < _HEADER.size:
         raise Corrupt("a pack is shorter than its header")
-    magic, version, reserved, count, more = _HEADER.unpack_from(view)
-    if magic != _MAGIC or version != _VERSION or reserved or more or not count:
+    magic, version, reserved, count, _ = _HEADER.unpack_from(view)
+    if magic != _MAGIC or version != _VERSION or reserved or not count:
         raise Corrupt(f"not a pack of version {_VERSION}")
     at = _HEADER.size + count * _ROW.size
     if at > len(view):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
+from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotFound
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import PULLED, State, VersionRecord
@@ -24,6 +24,7 @@ from ckptfs.store.ingest import Ingest
 from ckptfs.store.merkle import version_root
 from ckptfs.store.remote.fetching import Fetcher
 from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.objects import Random, Remote
 from ckptfs.store.remote.reading import KeySet, add_recipe
 from ckptfs.store.remote.shard import keys_of
@@ -62,7 +63,9 @@ class Puller:
         self._histories = histories
         self._random = random
         self._on_progress = on_progress
+        self._log = RemoteLog(remote)
         self._known = KnownChunks(remote)
+        self._claim = 0
 
     async def pull(self, source: VersionRecord, name: bytes, inner: tuple[bytes, ...] = ()) -> Pulled:
         """Make a version of the unit `name` here of the version `source` of the remote, or of the part of it
@@ -73,7 +76,25 @@ class Puller:
         listed. Durable when: this returned.
         """
         self._check_free(name)
+        for last in (False, True):
+            known_as_of = await self._look()
+            try:
+                return await self._pull(source, name, inner)
+            except (NotFound, Corrupt):
+                if last or await self._look() == known_as_of:
+                    raise  # else packs were taken, or copied over, by a collector meanwhile
+        raise AssertionError("unreachable")
+
+    async def _look(self) -> int:
+        """Know what the remote has, as of its newest decision; the number of that."""
+        await self._log.refresh()
+        kept = await self._log.kept()
+        if kept.claim != self._claim:
+            self._claim, self._known = kept.claim, KnownChunks(self._remote, kept)
         await self._known.refresh()
+        return self._claim
+
+    async def _pull(self, source: VersionRecord, name: bytes, inner: tuple[bytes, ...]) -> Pulled:
         with self._segments.pins.hold() as held:
             fetcher = Fetcher(
                 self._remote, self._known, self._segments, self._ingest, held, self._on_progress

@@ -20,9 +20,19 @@ from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.catalogue import read_history
 from ckptfs.store.remote.copied import Copied, CopiedUnits
 from ckptfs.store.remote.head import Piece, RemoteHead, decode_head, merged_pieces
-from ckptfs.store.remote.heads import newest_head, place_head, remove_old_heads
+from ckptfs.store.remote.heads import (
+    SIGNPOST,
+    fill_signposts,
+    newest_head,
+    place_head,
+    remove_old_heads,
+    remove_old_pieces,
+)
 from ckptfs.store.remote.healing import Healer, HealReport
+from ckptfs.store.remote.kept import EVERYTHING, Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.log import RemoteLog
+from ckptfs.store.remote.log_entry import Join
 from ckptfs.store.remote.names import head_key, piece_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.reading import chunks_of
@@ -79,17 +89,29 @@ class Pusher:
         self._copied = copied
         self._node = node
         self._on_progress = on_progress
-        self._begin_anew()
+        self._log = RemoteLog(remote)
+        self._plan(EVERYTHING)
 
     async def heal(self, *, read: bool) -> HealReport:
         """See to the packs of all who copy to this remote; see Healer."""
         await self._remote.open(create=True)
+        await self._look_at_log()
         await self._known.refresh()
         return await Healer(self._remote, self._known, self._disk, self._segments).heal(read=read)
 
-    def _begin_anew(self) -> None:
-        self._known = KnownChunks(self._remote)
-        self._sender = Sender(self._remote, self._disk, self._segments, self._known, self._on_progress)
+    async def _look_at_log(self) -> None:
+        """Know what counts: what was relied on before a collector decided is forgotten."""
+        await self._log.settle()
+        kept = await self._log.kept()
+        if (kept, self._log.generation) != (self._kept, self._generation):
+            self._plan(kept, self._log.generation)
+
+    def _plan(self, kept: Kept, generation: int = 0) -> None:
+        self._kept, self._generation = kept, generation
+        self._known = KnownChunks(self._remote, kept)
+        self._sender = Sender(
+            self._remote, self._disk, self._segments, self._known, self._on_progress, generation
+        )
 
     async def push(
         self, unit_id: UnitId, wanted: Wanted = complete_versions, *, again: bool = False
@@ -112,8 +134,9 @@ class Pusher:
             except Overtaken:
                 if not last:
                     raise
-                self._begin_anew()
-        report.problems += self._known.problems
+                self._plan(self._kept, self._generation)
+        report.problems += self._known.problems + self._log.problems
+        self._log.problems.clear()
         return report
 
     async def _push(self, unit_id: UnitId, wanted: Wanted, again: bool, report: PushReport) -> None:
@@ -148,7 +171,10 @@ class Pusher:
     async def _begin(self, unit_id: UnitId, report: PushReport) -> RemoteHead:
         """The head to go on from: the collector of the remote sees it before anything is relied on."""
         noted = self._copied.of(unit_id)
+        await self._look_at_log()
         newest = await newest_head(self._remote, unit_id, noted.sequence if noted is not None else 0)
+        if newest.head is not None and newest.head.generation > self._generation:
+            await self._look_at_log()
         report.problems += newest.problems
         if noted is not None and newest.sequence < noted.sequence:
             report.problems.append(
@@ -161,8 +187,13 @@ class Pusher:
             if sequence == newest.head.sequence:
                 return newest.head
         unit = self._unit(unit_id)
+        if newest.head is None:
+            # Whoever collects from now on knows of this unit; who did before is known to us.
+            await self._log.add(Join(unit_id, unit.name, self._node))
+            await self._look_at_log()
         base = newest.head or RemoteHead(unit=unit_id, sequence=1, name=unit.name, node=self._node)
-        base = replace(base, sequence=sequence + 1)
+        base = replace(base, sequence=sequence + 1, generation=self._generation)
+        await fill_signposts(self._remote, base, newest.sequence)
         await self._make_head(base)
         return base
 
@@ -184,6 +215,7 @@ class Pusher:
         head = replace(
             base,
             sequence=base.sequence + 1,
+            generation=self._generation,
             name=self._unit(unit_id).name,
             node=self._node,
             pieces=pieces,
@@ -204,6 +236,8 @@ class Pusher:
             )
         await self._note(head)
         await remove_old_heads(self._remote, head.unit, head.sequence)
+        if head.sequence % SIGNPOST == 0:
+            await remove_old_pieces(self._remote, head)
 
     async def _make_head(self, head: RemoteHead) -> None:
         try:

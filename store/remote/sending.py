@@ -53,13 +53,15 @@ class Sender:
         segments: Segments,
         known: KnownChunks,
         on_progress: OnProgress,
+        generation: int = 0,
     ) -> None:
-        """`on_progress(done, total)` is told bytes of what `send` was asked for."""
+        """`on_progress(done, total)` is told bytes of what `send` was asked for; packs get `generation`."""
         self._remote = remote
         self._disk = disk
         self._segments = segments
         self._known = known
         self._on_progress = on_progress
+        self._generation = generation
 
     async def send(self, wanted: Keys, sent: Sent) -> None:
         """Have chunks on the remote, in packs that shards list; `known` knows them then. Adds to `sent`.
@@ -85,13 +87,13 @@ class Sender:
 
     async def _send_pack(self, part: Places, sent: Sent) -> _Packed:
         chunks = await read_chunks(self._disk, self._segments, part)
-        content = await trio.to_thread.run_sync(encode_pack, chunks)
+        content = await trio.to_thread.run_sync(encode_pack, chunks, self._generation)
         name = await trio.to_thread.run_sync(self._remote.name, content)
         # A push that died has made the same packs of the same chunks.
         if await self._remote.put(pack_key(name), name, content, check_first=True):
             sent.bytes += len(content)
             sent.chunks += len(chunks)
-        return PackFacts(name, len(content)), pack_rows(content)
+        return PackFacts(name, len(content), self._generation), pack_rows(content)
 
 
 def _bytes_of(places: Places) -> int:

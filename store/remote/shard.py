@@ -23,7 +23,7 @@ from ckptfs.store.remote.box import NAME_BYTES
 from ckptfs.store.remote.pack import MOST_BYTES, check_codec
 
 _HEADER = struct.Struct("<4sHHII")
-_PACK = struct.Struct(f"<{NAME_BYTES}sQ")
+_PACK = struct.Struct(f"<{NAME_BYTES}sII")
 _TRAILER = struct.Struct("<Q")
 _MAGIC = b"CKRS"
 _VERSION = 1
@@ -44,10 +44,11 @@ Keys = npt.NDArray[np.bytes_]
 
 @dataclass(frozen=True, slots=True)
 class PackFacts:
-    """A pack: its name, and the length of its content."""
+    """A pack: its name, the length of its content, and its generation (kept.py)."""
 
     name: bytes
     size: int
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def encode_shard(packs: Sequence[tuple[PackFacts, Sequence[tuple[ChunkId, int, i
     rows["length"] = rows["stored"] = [length for _, _, _, length in flat]
     rows = sorted_rows(rows)
     body = _HEADER.pack(_MAGIC, _VERSION, 0, len(packs), len(rows))
-    body += b"".join(_PACK.pack(pack.name, pack.size) for pack, _ in packs) + rows.tobytes()
+    body += b"".join(_PACK.pack(pack.name, pack.size, pack.generation) for pack, _ in packs) + rows.tobytes()
     return body + _TRAILER.pack(crc64(body))
 
 

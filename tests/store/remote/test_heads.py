@@ -10,8 +10,16 @@ from ckptfs.store.bucket import ObjectMeta
 from ckptfs.store.errors import Conflict, Unavailable
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.head import RemoteHead
-from ckptfs.store.remote.heads import KEPT, newest_head, newest_heads, place_head, remove_old_heads
-from ckptfs.store.remote.names import head_key
+from ckptfs.store.remote.heads import (
+    KEPT,
+    SIGNPOST,
+    fill_signposts,
+    newest_head,
+    newest_heads,
+    place_head,
+    remove_old_heads,
+)
+from ckptfs.store.remote.names import head_key, parse_head_key
 from ckptfs.store.remote.objects import Remote
 
 UNIT = UnitId(bytes(range(16)))
@@ -82,7 +90,37 @@ def test_what_is_remembered_is_looked_for() -> None:
         assert bucket.keys("heads") == [head_key(UNIT, sequence) for sequence in range(12 - KEPT + 1, 13)]
         bucket.listed = frozenset()
         assert (await newest_head(remote, UNIT, 11)).head == head(12)
-        assert (await newest_head(remote, UNIT, 99)).sequence == 0, "it was put back, or the list is wrong"
+        assert (await newest_head(remote, UNIT, 99)).sequence == 12, "it was put back"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("newest", [7, 15, 16, 17, 40, 64, 100])
+@pytest.mark.parametrize("listed", [(), (3,)])
+def test_the_newest_is_found_without_a_list(newest: int, listed: tuple[int, ...]) -> None:
+    """Also by who remembers nothing: to take an older one for it would lose versions."""
+
+    async def main() -> None:
+        bucket = StaleBucket()
+        remote = await placed(bucket, range(1, newest + 1))
+        await remove_old_heads(remote, UNIT, newest)
+        kept = [parse_head_key(key) for key in bucket.keys("heads")]
+        signposts = [*range(SIGNPOST, max(0, newest - KEPT) + 1, SIGNPOST)]
+        assert [one[1] for one in kept if one] == [*signposts, *range(max(0, newest - KEPT) + 1, newest + 1)]
+        bucket.listed = frozenset(listed if newest <= KEPT else ())
+        assert (await newest_head(remote, UNIT)).head == head(newest)
+
+    trio.run(main)
+
+
+def test_numbers_that_are_passed_over_get_signposts() -> None:
+    async def main() -> None:
+        bucket = StaleBucket()
+        remote = await placed(bucket, range(1, 20))
+        await fill_signposts(remote, head(70), 19)
+        await place_head(remote, head(70))
+        bucket.listed = frozenset()
+        assert (await newest_head(remote, UNIT)).head == head(70)
 
     trio.run(main)
 

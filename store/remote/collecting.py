@@ -1,0 +1,309 @@
+"""The collector of a remote: versions that retention lets go, and what nothing needs then.
+
+One rule: nothing is removed before the decision is in the log; and only what was there before it.
+
+Source: FORMAT.md, "Remotes", "Collecting".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import trio
+
+from ckptfs.store.errors import Conflict, Corrupt
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import ChunkId, UnitId
+from ckptfs.store.remote import sending
+from ckptfs.store.remote.catalogue import RemoteUnit
+from ckptfs.store.remote.fencing import LetGo, Standing, fence, listed_units, read_standings
+from ckptfs.store.remote.kept import Kept
+from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.log import RemoteLog
+from ckptfs.store.remote.log_entry import TOKEN_BYTES, Claim, Decision
+from ckptfs.store.remote.names import (
+    COPY,
+    KEPT,
+    PACKS,
+    SHARDS,
+    kept_key,
+    log_key,
+    pack_key,
+    parse_pack_key,
+    parse_shard_key,
+    shard_key,
+)
+from ckptfs.store.remote.objects import Random, Remote
+from ckptfs.store.remote.pack import encode_pack, pack_rows
+from ckptfs.store.remote.ranges import RangeReader
+from ckptfs.store.remote.remote_walk import RemoteWalk
+from ckptfs.store.remote.several import done_for_each
+from ckptfs.store.remote.shard import ROW, PackFacts, Rows, decode_shard, encode_shard
+from ckptfs.store.remote.stock import Mask, Needed, Stock
+
+GRACE_S = 24 * 3600.0
+_PARALLEL = 8
+_SECOND_NS = 10**9
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection did, or would: the versions that went (unit, number), objects and bytes that are
+    removed, what was copied over of packs that were mostly not needed, and what stays. `is_off`: somebody
+    else decided first, nothing was taken."""
+
+    went: list[tuple[UnitId, int]] = field(default_factory=list)
+    removed_packs: int = 0
+    removed_bytes: int = 0
+    removed_shards: int = 0
+    copied_bytes: int = 0
+    kept_packs: int = 0
+    kept_bytes: int = 0
+    is_off: bool = False
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What lists showed before the decision: shards with their times, packs with their lengths."""
+
+    shards: dict[bytes, int]
+    packs: dict[bytes, int]
+    newest_ns: int
+
+
+class Collector:
+    """Collects a remote, once. Belongs to one thread."""
+
+    def __init__(
+        self, remote: Remote, node: str, random: Random, let_go: LetGo, grace_s: float = GRACE_S
+    ) -> None:
+        """`node` is what this node is called; shards younger than `grace_s` stay, with all their packs."""
+        self._remote = remote
+        self._node = node
+        self._random = random
+        self._let_go = let_go
+        self._grace_ns = int(grace_s * _SECOND_NS)
+        self._log = RemoteLog(remote)
+        self._walk = RemoteWalk(remote)
+        self._walked: set[tuple[UnitId, int]] = set()
+
+    async def collect(self, *, dry_run: bool = False) -> Collected:
+        """Take what retention lets go and nothing needs. With `dry_run` nothing changes.
+
+        Corrupt or NotFound: something is damaged, so nothing was taken; the message says what. Conflict:
+        another collector is at work. Other errors as the remote raises: what was not removed is the next
+        one's. Durable when: this returned.
+        """
+        await self._remote.open()
+        await (self._log.refresh() if dry_run else self._log.settle())
+        kept = await self._log.kept()
+        self._known = KnownChunks(self._remote, kept, every=True)
+        await self._known.refresh()
+        before = self._known.shards
+        units = kept.units | self._log.joined.keys() | await listed_units(self._remote)
+        standings = await read_standings(self._remote, units, self._let_go)
+        listing = await self._list()
+        stock = await self._stock(listing)
+        for standing in standings.values():
+            await self._reach(stock, standing.unit, standing.staying)
+        report = Collected(
+            went=sorted((unit, number) for unit, one in standings.items() for number in one.going)
+        )
+        if dry_run:
+            found = self._needed(stock)
+            self._plan(stock, found, listing, before, 0, report)
+            report.copied_bytes = int(found.used[self._sparse(found, listing)].sum())
+            return report
+        await self._copy_over(stock, listing, report)
+        claim = await self._claim()
+        try:
+            fenced = await self._fence(kept, standings, claim)
+            await self._known.refresh()
+            listing = await self._list()
+            listing.newest_ns = (await self._remote.stat(log_key(claim))).modified_ns
+            stock = await self._stock(listing)
+            for unit in fenced:
+                await self._reach(stock, unit, unit.versions)
+            left = self._plan(stock, self._needed(stock), listing, before, claim, report)
+            name = await self._decide(left, fenced)
+        except BaseException:
+            with trio.move_on_after(10, shield=True):
+                await self._log.add(Decision(claim), lambda: not self._log.is_open)
+            raise
+        if name is None:
+            return Collected(is_off=True)
+        await self._remove(left, listing, name)
+        return report
+
+    # ---- what is needed ---------------------------------------------------------------------
+
+    async def _list(self) -> _Listing:
+        shards = await self._remote.list_objects(SHARDS)
+        packs = await self._remote.list_objects(PACKS)
+        return _Listing(
+            {name: meta.modified_ns for meta in shards if (name := parse_shard_key(meta.key)) is not None},
+            {name: meta.size for meta in packs if (name := parse_pack_key(meta.key)) is not None},
+            max((meta.modified_ns for meta in [*shards, *packs]), default=0),
+        )
+
+    async def _stock(self, listing: _Listing) -> Stock:
+        """All rows in packs that are there."""
+        known, stored = self._known, self._remote.stored_size
+        there = np.array(
+            [listing.packs.get(pack.name) == stored(pack.size) for pack in known.packs], np.bool_
+        )
+        # A list may not show them yet.
+        doubtful = [number for number in np.flatnonzero(~there).tolist() if known.counting[number]]
+        for number in doubtful:
+            there[number] = await self._is_there(known.packs[number])
+        assert known.every is not None
+        rows: Rows = np.concatenate(known.every) if known.every else np.zeros(0, ROW)
+        return Stock(known.packs, rows[there[rows["pack"]]])
+
+    async def _is_there(self, pack: PackFacts) -> bool:
+        found = await self._remote.stat_or_none(pack_key(pack.name))
+        return found is not None and found.size == self._remote.stored_size(pack.size)
+
+    async def _reach(self, stock: Stock, unit: RemoteUnit, records: Iterable[VersionRecord]) -> None:
+        for record in records:
+            if (record.unit, record.number) in self._walked:
+                continue
+            assert record.top.tree is not None, "a version is a directory"
+            try:
+                await self._walk.walk(stock, [record.top.tree])
+            except Corrupt as e:
+                raise self._damaged(f"version {record.number} of {unit.head.unit.hex()}: {e}") from None
+            self._walked.add((record.unit, record.number))
+
+    def _needed(self, stock: Stock) -> Needed:
+        try:
+            return stock.needed(self._walk.all())
+        except Corrupt as e:
+            raise self._damaged(str(e)) from None
+
+    def _damaged(self, what: str) -> Corrupt:
+        more = f" ({self._known.problems[0]})" if self._known.problems else ""
+        return Corrupt(
+            f"{self._remote.url} is damaged, so nothing is collected: {what}{more}; "
+            "heal it first (`ckptfs push --verify` from the nodes that copy to it)"
+        )
+
+    def _old(self, listing: _Listing) -> Mask:
+        """Which packs are listed by shards that are old enough only."""
+        young_ns = listing.newest_ns - self._grace_ns
+        young = {
+            self._known.packs[number].name
+            for number in range(len(self._known.packs))
+            if listing.shards.get(self._known.shard_of(number), listing.newest_ns) > young_ns
+        }
+        return np.array([pack.name not in young for pack in self._known.packs], np.bool_)
+
+    def _sparse(self, found: Needed, listing: _Listing) -> Mask:
+        mask: Mask = found.sparse & self._old(listing)
+        return mask
+
+    def _plan(
+        self,
+        stock: Stock,
+        found: Needed,
+        listing: _Listing,
+        before: frozenset[bytes],
+        claim: int,
+        report: Collected,
+    ) -> Kept:
+        """What is left, and the figures of it."""
+        known = self._known
+        fresh = np.array(
+            [known.shard_of(number) not in before for number in range(len(known.packs))], np.bool_
+        )
+        there = np.zeros(len(known.packs), np.bool_)
+        there[np.unique(stock.rows["pack"])] = True
+        wanted = there & (found.packs | fresh | ~self._old(listing))
+        names = {known.packs[number].name for number in np.flatnonzero(wanted).tolist()}
+        shards = {
+            known.shard_of(number)
+            for number, pack in enumerate(known.packs)
+            if pack.name in names and known.counting[number]
+        }
+        dropped = {
+            pack.name
+            for number, pack in enumerate(known.packs)
+            if known.shard_of(number) in shards and pack.name not in names
+        }
+        gone = {name: size for name, size in listing.packs.items() if name not in names}
+        report.removed_packs, report.removed_bytes = len(gone), sum(gone.values())
+        report.removed_shards = len(listing.shards.keys() - shards)
+        report.kept_packs = len(names)
+        report.kept_bytes = sum(listing.packs.get(name, 0) for name in names)
+        return Kept(claim, frozenset(), frozenset(shards), frozenset(dropped))
+
+    # ---- what is done -----------------------------------------------------------------------
+
+    async def _copy_over(self, stock: Stock, listing: _Listing, report: Collected) -> None:
+        """Bring what is needed of packs that mostly are not into new ones."""
+        found = self._needed(stock)
+        rows = found.rows_in(self._sparse(found, listing))
+        parts = _parts(rows)
+        for start in range(0, len(parts), sending.PACKS_A_SHARD):
+            group = parts[start : start + sending.PACKS_A_SHARD]
+            packs = await done_for_each(lambda part: self._copy_part(stock, part), group, 2)
+            content = encode_shard(packs)
+            name = self._remote.name(content)
+            await self._remote.put(shard_key(name), name, content)
+            self._known.add(name, decode_shard(content))
+            report.copied_bytes += sum(facts.size for facts, _ in packs)
+
+    async def _copy_part(self, stock: Stock, rows: Rows) -> tuple[PackFacts, list[tuple[ChunkId, int, int]]]:
+        chunks = [
+            got async for batch in RangeReader(self._remote, stock.packs).batches(rows) for got in batch
+        ]
+        content = await trio.to_thread.run_sync(encode_pack, chunks, self._log.generation)
+        name = self._remote.name(content)
+        await self._remote.put(pack_key(name), name, content, check_first=True)
+        return PackFacts(name, len(content), self._log.generation), pack_rows(content)
+
+    async def _claim(self) -> int:
+        last = self._log.claim
+        claim = Claim(self._node, self._random(TOKEN_BYTES))
+        number = await self._log.add(claim, lambda: self._log.claim != last)
+        if not number:
+            raise Conflict(f"somebody else collects {self._remote.url}; try again later")
+        return number
+
+    async def _fence(self, kept: Kept, standings: dict[UnitId, Standing], claim: int) -> list[RemoteUnit]:
+        units = kept.units | standings.keys() | self._log.joined.keys() | await listed_units(self._remote)
+        return await fence(self._remote, units, standings, self._log.joined, claim)
+
+    async def _decide(self, left: Kept, fenced: Sequence[RemoteUnit]) -> bytes | None:
+        """Put the decision into the log; the name of what is left, None if another was faster."""
+        units = frozenset(unit.head.unit for unit in fenced)
+        content = Kept(left.claim, units, left.shards, left.dropped).encode()
+        name = self._remote.name(content)
+        for key in (kept_key(name), kept_key(name) + COPY):
+            await self._remote.put(key, name, content)
+        await self._log.add(Decision(left.claim, name), lambda: not self._log.is_open)
+        return name if (self._log.decided, self._log.kept_name) == (left.claim, name) else None
+
+    async def _remove(self, left: Kept, listing: _Listing, name: bytes) -> None:
+        kept = {
+            pack.name
+            for number, pack in enumerate(self._known.packs)
+            if left.counts(self._known.shard_of(number), pack)
+        }
+        keys = [shard_key(shard) for shard in listing.shards.keys() - left.shards]
+        keys += [pack_key(pack) for pack in listing.packs.keys() - kept]
+        ours = {kept_key(name), kept_key(name) + COPY}
+        keys += [meta.key for meta in await self._remote.list_objects(KEPT) if meta.key not in ours]
+        await done_for_each(self._remote.remove, keys, _PARALLEL)
+
+
+def _parts(rows: Rows) -> list[Rows]:
+    """Rows in groups of what one pack holds."""
+    ends, parts, start, base = rows["stored"].cumsum(dtype="int64"), list[Rows](), 0, 0
+    while start < len(rows):
+        stop = max(start + 1, int(ends.searchsorted(base + sending.PACK_BYTES, side="right")))
+        parts.append(rows[start:stop])
+        start, base = stop, int(ends[stop - 1])
+    return parts

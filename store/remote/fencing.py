@@ -1,0 +1,112 @@
+"""The heads of all units, for a collector: read, and fenced.
+
+One rule: a unit is fenced by its next head, made of the newest one; so whoever goes on from an older one
+cannot place his, and has to look at the log.
+
+Source: FORMAT.md, "Remotes", "Collecting" (1 and 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ckptfs.store.errors import Conflict, Corrupt, NotFound, Unavailable
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import UnitId
+from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
+from ckptfs.store.remote.head import RemoteHead
+from ckptfs.store.remote.heads import Newest, newest_head, place_head
+from ckptfs.store.remote.log_entry import Join
+from ckptfs.store.remote.names import HEADS, parse_head_key
+from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.several import done_for_each
+
+_PARALLEL = 8
+_TRIES = 8
+LetGo = Callable[[RemoteUnit], Collection[int]]
+"""The numbers of a unit's versions that are not to stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A unit as it is to stay: `going` are the versions that go."""
+
+    unit: RemoteUnit
+    going: frozenset[int]
+
+    @property
+    def staying(self) -> tuple[VersionRecord, ...]:
+        """The versions that stay."""
+        return tuple(record for record in self.unit.versions if record.number not in self.going)
+
+
+async def listed_units(remote: Remote) -> set[UnitId]:
+    """The units of which a list shows a head."""
+    parsed = (parse_head_key(meta.key) for meta in await remote.list_objects(HEADS))
+    return {one[0] for one in parsed if one is not None}
+
+
+async def read_standings(remote: Remote, units: Iterable[UnitId], let_go: LetGo) -> dict[UnitId, Standing]:
+    """Those of these units that have a head. Corrupt or NotFound: of one it cannot be told what it has."""
+
+    async def read(unit_id: UnitId) -> Standing | None:
+        newest = await _undamaged(remote, unit_id)
+        if newest.head is None:
+            return None
+        unit = await _whole(remote, newest.head)
+        return Standing(unit, frozenset(let_go(unit)))
+
+    wanted = sorted(units)
+    found = await done_for_each(read, wanted, _PARALLEL)
+    return {unit_id: one for unit_id, one in zip(wanted, found, strict=True) if one is not None}
+
+
+async def fence(
+    remote: Remote,
+    units: Iterable[UnitId],
+    standings: Mapping[UnitId, Standing],
+    joined: Mapping[UnitId, Join],
+    generation: int,
+) -> list[RemoteUnit]:
+    """Give every unit a head of this generation; what those list. Raises as read_standings."""
+
+    async def one(unit_id: UnitId) -> RemoteUnit:
+        going = standings[unit_id].going if unit_id in standings else frozenset[int]()
+        for _ in range(_TRIES):
+            newest = await _undamaged(remote, unit_id)
+            if newest.head is None and unit_id not in joined:
+                raise NotFound(f"{remote.url} has no head of unit {unit_id.hex()} any more: {_ADVICE}")
+            base = newest.head or _first(joined[unit_id])
+            stays = tuple(number for number in base.versions if number not in going)
+            head = replace(base, sequence=newest.sequence + 1, generation=generation, versions=stays)
+            try:
+                await place_head(remote, head)
+            except (Conflict, Corrupt):
+                continue  # its node was faster
+            return await _whole(remote, head)
+        raise Unavailable(f"the heads of {unit_id.hex()} at {remote.url} come too fast; try again")
+
+    return await done_for_each(one, sorted(units), _PARALLEL)
+
+
+_ADVICE = "a push from the node that copies it puts that right; until then nothing is collected"
+
+
+def _first(join: Join) -> RemoteHead:
+    return RemoteHead(unit=join.unit, sequence=1, name=join.name, node=join.node)
+
+
+async def _undamaged(remote: Remote, unit_id: UnitId) -> Newest:
+    newest = await newest_head(remote, unit_id)
+    if newest.problems:
+        # What it listed cannot be told, so neither what may go.
+        raise Corrupt(f"{newest.problems[0]}: {_ADVICE}")
+    return newest
+
+
+async def _whole(remote: Remote, head: RemoteHead) -> RemoteUnit:
+    unit = await read_unit(remote, head)
+    if len(unit.versions) != len(head.versions):
+        raise Corrupt(f"the history of {head.unit.hex()} at {remote.url} lacks versions: {_ADVICE}")
+    return unit

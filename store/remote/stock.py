@@ -1,0 +1,97 @@
+"""Which packs of a remote are needed for what is to stay. Pure.
+
+One rule: of several packs that hold a chunk the one counts of which most is needed; so what little is left
+of the others can go.
+
+Source: FORMAT.md, "Remotes", "Collecting".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptfs.store.errors import Corrupt
+from ckptfs.store.ids import cid_text
+from ckptfs.store.remote.shard import Keys, PackFacts, Rows, chunk_of_key, find_rows, keys, sorted_rows
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Packs, and all rows that lie in those that are there (`pack` is a number in `packs`)."""
+
+    packs: Sequence[PackFacts]
+    rows: Rows
+
+    def rows_of(self, wanted: Keys) -> Rows:
+        """A row of each of these, in the order of pack and offset; Corrupt names one that is nowhere."""
+        rows = sorted_rows(self.rows)
+        at = find_rows(rows, wanted)
+        _check_all(wanted, at)
+        found = rows[at]
+        return found[np.lexsort((found["offset"], found["pack"]))]
+
+    def needed(self, wanted: Keys) -> Needed:
+        """Where these chunks (sorted) are to be had; Corrupt names one that is nowhere."""
+        rows = self.rows[find_keys(wanted, keys(self.rows))]
+        held = self._bytes_of(self.rows)
+        share = self._bytes_of(rows) / np.maximum(1, held)
+        # Of those of which all is needed first what was copied over, then what holds more.
+        newest = np.array([pack.generation for pack in self.packs], np.int64)
+        rank = np.empty(len(self.packs), np.int64)
+        rank[np.lexsort((-held, -newest, -share))] = np.arange(len(self.packs))
+        rows = sorted_rows(rows[np.argsort(rank[rows["pack"]], kind="stable")])
+        _check_all(wanted, find_rows(rows, wanted))
+        return Needed(rows, self._bytes_of(rows), held)
+
+    def _bytes_of(self, rows: Rows) -> npt.NDArray[np.int64]:
+        return np.bincount(rows["pack"], rows["stored"], len(self.packs)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """One row of each chunk that is needed, how many bytes of each pack these are, and of how many that it
+    holds."""
+
+    rows: Rows
+    used: npt.NDArray[np.int64]
+    held: npt.NDArray[np.int64]
+
+    @property
+    def packs(self) -> Mask:
+        """Which packs are needed."""
+        mask: Mask = self.used > 0
+        return mask
+
+    @property
+    def sparse(self) -> Mask:
+        """Which are needed for less than half of what they hold."""
+        mask: Mask = self.packs & (2 * self.used < self.held)
+        return mask
+
+    def rows_in(self, packs: Mask) -> Rows:
+        """The rows in these packs, in the order of pack and offset."""
+        rows: Rows = self.rows[packs[self.rows["pack"]]]
+        ordered: Rows = rows[np.lexsort((rows["offset"], rows["pack"]))]
+        return ordered
+
+
+def find_keys(wanted: Keys, have: Keys) -> Mask:
+    """Which of `have` are among `wanted` (sorted)."""
+    if not len(wanted):
+        return np.zeros(len(have), np.bool_)
+    at = np.minimum(np.searchsorted(wanted, have), len(wanted) - 1)
+    mask: Mask = wanted[at] == have
+    return mask
+
+
+def _check_all(wanted: Keys, at: npt.NDArray[np.intp]) -> None:
+    lost = wanted[at < 0]
+    if len(lost):
+        chunk = chunk_of_key(bytes(lost[0]))
+        raise Corrupt(f"{len(lost)} chunks are missing, {cid_text(chunk)} for one", expected=chunk)
