@@ -1,4 +1,4 @@
-"""Commands about copies elsewhere: push, pull.
+"""Commands about copies elsewhere: push, pull, remote gc.
 
 One rule: as in cli_versions.py. Both end with 1 if something could not be copied.
 """
@@ -34,6 +34,9 @@ def register(app: typer.Typer) -> None:
     """Add this group's commands."""
     app.command()(push)
     app.command()(pull)
+    remote = typer.Typer(help="The places where copies are.", rich_markup_mode=None)
+    remote.command("gc")(collect)
+    app.add_typer(remote, name="remote")
 
 
 def push(
@@ -112,6 +115,44 @@ def pull(
     say(f"it is version {answer['of']} of {answer['node']} on {answer['remote']}, signed by {signed}")
     if not answer["live"]:
         say(f"its directory was not made ({answer['why']}); see .versions/{answer['unit']}")
+
+
+def collect(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A remote of the configuration, if there are several."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would go.")] = False,
+    all_nodes: Annotated[
+        bool, typer.Option("--all-nodes", help="Apply this node's policies to what other nodes copied, too.")
+    ] = False,
+    mount: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Something on the mount that is meant.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let go the versions on a remote that no policy keeps, and give back the room of what nothing needs.
+
+    Others may copy to it and fetch from it meanwhile. What was sent within a day stays.
+    """
+    from ckptfs.daemon import messages
+    from ckptfs.daemon.cli_source import opened
+
+    with opened(_or_mount(mount, None), None) as (source, _):
+        request = messages.RemoteGc(remote=name, dry_run=dry_run, every_node=all_nodes)
+        answer = cast("Mapping[str, object]", source.ask(request))
+    if as_json:
+        print_json(answer)
+        return
+    if answer["called_off"]:
+        say(f"nothing was taken from {answer['remote']}: somebody waited for it too long; try again")
+        raise Failed(1)
+    would = "would be " if dry_run else ""
+    for one in cast("Sequence[Mapping[str, object]]", answer["forgotten"]):
+        say(f"{one['unit']}: version {one['number']} {'would go' if dry_run else 'went'}: no policy keeps it")
+    freed, kept = (human_bytes(cast(int, answer[key])) for key in ("freed_bytes", "kept_bytes"))
+    copied = human_bytes(cast(int, answer["copied_bytes"]))
+    say(f"{freed} {would}removed from {answer['remote']} ({copied} of it {would}copied over), {kept} stay")
 
 
 def _or_mount(path: str | None, store: str | None) -> str:

@@ -167,6 +167,15 @@ class Push(Request, frozen=True, kw_only=True):
     verify: bool = False
 
 
+class RemoteGc(Request, frozen=True, kw_only=True):
+    """Let versions go at `remote` (None: the only one) that no policy keeps, and give back the room of what
+    nothing needs there; of units of other nodes too with `every_node`. Or only say what that is."""
+
+    remote: str | None = None
+    dry_run: bool = False
+    every_node: bool = False
+
+
 class Remotes(Request, frozen=True, kw_only=True):
     """What the remotes (or `remote`) hold: the units of all nodes and their versions, checked against `keys`
     (as in `Log`; none: whose seals there are)."""
@@ -250,6 +259,7 @@ AnyRequest = (
     | Scrub
     | Du
     | Push
+    | RemoteGc
     | Remotes
     | Pull
     | Gc

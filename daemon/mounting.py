@@ -46,6 +46,7 @@ from ckptfs.daemon.pending import pending_bytes
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.reloading import Reloader, Reread
+from ckptfs.daemon.remote_collecting import RemoteCollecting
 from ckptfs.daemon.remote_service import RemoteService
 from ckptfs.daemon.remotes import default_node_name, open_remote
 from ckptfs.daemon.retaining import Policies, Retainer
@@ -377,7 +378,12 @@ class Mount:
             self._scrubbing.now,
             lambda: exchange_key(parts, self._config.key),
             RemoteService(
-                addresses, parts.histories, self._copying, Fetching(parts, self._copying), face.rollback
+                addresses,
+                parts.histories,
+                self._copying,
+                Fetching(parts, self._copying),
+                RemoteCollecting(self._copying, parts.histories, self._policies, default_node_name()),
+                face.rollback,
             ),
             ImportService(parts, face.rollback),
             self._drills,

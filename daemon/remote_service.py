@@ -1,4 +1,4 @@
-"""What the requests about remotes do: push, pull, and what is there.
+"""What the requests about remotes do: push, pull, collect, and what is there.
 
 One rule: they are the store owner's alone: what goes to a remote, and what comes from there, is everybody's
 who has that remote, whatever the modes say.
@@ -15,11 +15,12 @@ from ckptfs.daemon.copying import Check, Copying, Report
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.queries import public_key, units_of
+from ckptfs.daemon.remote_collecting import RemoteCollecting
 from ckptfs.fusefs.rollback import Rolled, Wanted
 from ckptfs.store.errors import Conflict, InvalidRequest
 from ckptfs.store.histories import Histories
 
-RemoteRequest = messages.Push | messages.Pull | messages.Remotes
+RemoteRequest = messages.Push | messages.Pull | messages.Remotes | messages.RemoteGc
 
 
 class RollingBack(Protocol):
@@ -38,12 +39,14 @@ class RemoteService:
         histories: Histories,
         copying: Copying,
         fetching: Fetching,
+        collecting: RemoteCollecting,
         rolling_back: RollingBack,
     ) -> None:
         self._addresses = addresses
         self._histories = histories
         self._copying = copying
         self._fetching = fetching
+        self._collecting = collecting
         self._rolling_back = rolling_back
 
     async def answer(self, request: RemoteRequest, report: Report) -> Json:
@@ -53,6 +56,10 @@ class RemoteService:
                 return await self._push(request, report)
             case messages.Pull():
                 return await self._pull(request, report)
+            case messages.RemoteGc():
+                return await self._collecting.collect(
+                    request.remote, dry_run=request.dry_run, every_node=request.every_node
+                )
         return await self._fetching.listing(request.remote, [public_key(text) for text in request.keys])
 
     async def _push(self, request: messages.Push, report: Report) -> Json:

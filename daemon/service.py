@@ -45,6 +45,7 @@ _Owners = (
     | messages.Push
     | messages.Pull
     | messages.Remotes
+    | messages.RemoteGc
     | messages.Import
     | messages.Drilled
 )
@@ -190,7 +191,7 @@ class Service:
                 return await self._collect(request.dry_run)
             case messages.Scrub():
                 return await self._scrub(report)
-            case messages.Push() | messages.Pull() | messages.Remotes():
+            case messages.Push() | messages.Pull() | messages.Remotes() | messages.RemoteGc():
                 return await self._remotes.answer(request, report)
             case messages.Import():
                 return await self._imports.answer(request, report)

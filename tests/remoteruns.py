@@ -53,7 +53,7 @@ from ckptfs.store.signing import SigningKey
 from ckptfs.store.tree import decode_tree
 
 NODES = 3
-ROUNDS = 6
+ROUNDS = 9
 _MOST_CALLS = 150
 # Of packs that hold the same in part, one after the other turns out not to be needed.
 _MOST_COLLECTIONS = 6
@@ -81,7 +81,7 @@ class Node:
 
     async def act(self) -> None:
         """Save, copy or fetch something, with faults; it may fail in no other way than promised."""
-        action = self._random.choice(["save", "push", "push", "push", "pull", "collect", "collect"])
+        action = self._random.choice(["save", "push", "push", "push", "pull", "collect", "collect", "collect"])
         if action == "save" or not self.store.histories.versions(self.store.unit(b"run").unit):
             await self.save()
             return
@@ -144,14 +144,14 @@ class Node:
             await fetch(self.store, remote, self._random.choice(unit.versions), b"copy", self._run)
 
     async def collect(self, remote: Remote) -> None:
-        kept = self._random.choice([1, 2, 99])
+        kept = self._random.choice([1, 1, 2, 99])
 
         def let_go(unit: RemoteUnit) -> set[int]:
             going = {record.number for record in unit.versions[:-kept]}
             self._run.may_go |= {(unit.head.unit, number) for number in going}
             return going
 
-        grace_s = self._random.choice([0.0, 0.0, 100.0, 1e9])
+        grace_s = self._random.choice([0.0, 0.0, 0.0, 100.0, 1e9])
         dry_run = self._random.random() < 0.1
         found = await Collector(remote, "node", self._random.randbytes, let_go, grace_s).collect(
             dry_run=dry_run

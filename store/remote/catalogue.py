@@ -22,14 +22,15 @@ from ckptfs.store.signing import PublicKey
 
 @dataclass(frozen=True, slots=True)
 class RemoteUnit:
-    """A unit as a remote has it: `versions` are those that are copied, oldest first, `tags` those of all;
-    `name` is that of its last UNIT or RENAME record."""
+    """A unit as a remote has it: `versions` are those that are copied, oldest first, `tags` and `pins` those
+    of all; `name` is that of its last UNIT or RENAME record."""
 
     head: RemoteHead
     name: bytes
     scan: HistoryScan
     versions: tuple[VersionRecord, ...]
     tags: dict[str, int]
+    pins: frozenset[int] = frozenset()
 
     def check(self, keys: Sequence[PublicKey]) -> HistoryReport:
         """Check the history, as `ckptfs log --verify` does; see check_history."""
@@ -70,6 +71,7 @@ def unit_of_history(head: RemoteHead, encoded: bytes) -> RemoteUnit:
     scan = scan_history(encoded, 0)
     versions: dict[int, VersionRecord] = {}
     tags: dict[str, int] = {}
+    pins: set[int] = set()
     name, copied = head.name, frozenset(head.versions)
     for frame in scan.frames:
         try:
@@ -84,7 +86,11 @@ def unit_of_history(head: RemoteHead, encoded: bytes) -> RemoteUnit:
                 tags[mark.name] = mark.number
             elif frame.kind == RecordKind.UNTAG:
                 tags.pop(decode_mark(frame.payload).name, None)
+            elif frame.kind == RecordKind.PIN:
+                pins.add(decode_mark(frame.payload).number)
+            elif frame.kind == RecordKind.UNPIN:
+                pins.discard(decode_mark(frame.payload).number)
         except Corrupt:
             continue
     ordered = tuple(versions[number] for number in sorted(versions))
-    return RemoteUnit(head, name, scan, ordered, tags)
+    return RemoteUnit(head, name, scan, ordered, tags, frozenset(pins))

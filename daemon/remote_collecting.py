@@ -1,0 +1,83 @@
+"""`ckptfs remote gc`: retention at a remote, and the room of what nothing needs there.
+
+One rule: what may go is decided by store/retention.py alone, on what the remote lists; of units of other
+nodes only where that was asked for.
+
+Source: ARCHITECTURE.md, section 8; FORMAT.md, "Remotes", "Collecting".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+
+from ckptfs.daemon.copying import Copying
+from ckptfs.daemon.messages import Json
+from ckptfs.daemon.retaining import Policies
+from ckptfs.store.histories import Histories
+from ckptfs.store.ids import UnitId
+from ckptfs.store.remote.catalogue import RemoteUnit
+from ckptfs.store.remote.collecting import Collected, Collector
+from ckptfs.store.retention import Candidate, plan_expiry
+
+
+class RemoteCollecting:
+    """Belongs to the index thread."""
+
+    def __init__(self, copying: Copying, histories: Histories, policies: Policies, node: str) -> None:
+        self._copying = copying
+        self._histories = histories
+        self._policies = policies
+        self._node = node
+
+    async def collect(self, remote: str | None, *, dry_run: bool, every_node: bool) -> Json:
+        """Collect one remote; the answer to be shown. Raises as Collector.collect."""
+        target, names = self._copying.target(remote), dict[UnitId, str]()
+
+        def let_go(unit: RemoteUnit) -> Collection[int]:
+            names[unit.head.unit] = os.fsdecode(unit.name)
+            is_ours = self._histories.unit(unit.head.unit) is not None
+            return self._expired(unit) if is_ours or every_node else ()
+
+        collector = Collector(target.open(), self._node, os.urandom, let_go)
+        return _row(target.name, await collector.collect(dry_run=dry_run), names, dry_run=dry_run)
+
+    def _expired(self, unit: RemoteUnit) -> Collection[int]:
+        """What the policies do not want; what is pinned or tagged here counts as pinned there."""
+        held = {*unit.pins, *self._histories.pins(unit.head.unit)}
+        held |= {*unit.tags.values(), *self._histories.tags(unit.head.unit).values()}
+        candidates = [
+            Candidate(
+                unit=record.unit,
+                number=record.number,
+                time_ns=record.time_ns,
+                state=record.state,
+                step=record.step,
+                logical_bytes=record.logical_bytes,
+                pinned=record.number in held,
+                mirrors_live=record.origin != "pre-image",
+                is_preimage=record.origin == "pre-image",
+                steps=record.steps,
+            )
+            for record in unit.versions
+        ]
+        plan = plan_expiry(candidates, lambda _: self._policies.of(unit.name), time.time_ns())
+        return {number for _, number in plan.order}
+
+
+def _row(name: str, found: Collected, names: dict[UnitId, str], *, dry_run: bool) -> dict[str, Json]:
+    forgotten: list[Json] = [
+        {"unit": names.get(unit, unit.hex()), "id": unit.hex(), "number": number}
+        for unit, number in found.went
+    ]
+    return {
+        "remote": name,
+        "dry_run": dry_run,
+        "called_off": found.is_off,
+        "forgotten": forgotten,
+        "freed_bytes": found.removed_bytes,
+        "freed_objects": found.removed_packs + found.removed_shards,
+        "copied_bytes": found.copied_bytes,
+        "kept_bytes": found.kept_bytes,
+    }
