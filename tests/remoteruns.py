@@ -81,7 +81,7 @@ class Node:
 
     async def act(self) -> None:
         """Save, copy or fetch something, with faults; it may fail in no other way than promised."""
-        action = self._random.choice(["save", "push", "push", "push", "pull", "collect", "collect", "collect"])
+        action = self._random.choice(["save", "pull", *["push"] * 3, *["collect"] * 3])
         if action == "save" or not self.store.histories.versions(self.store.unit(b"run").unit):
             await self.save()
             return
@@ -295,7 +295,7 @@ def _files(chunks: dict[ChunkId, bytes], tree: bytes, path: bytes) -> Iterator[t
 
 
 @contextmanager
-def _small_packs(wait_s: float) -> Iterator[None]:
+def small_packs(wait_s: float) -> Iterator[None]:
     before = sending.PACK_BYTES, sending.PACKS_A_SHARD, log.WAIT_S, log.POLL_S
     sending.PACK_BYTES, sending.PACKS_A_SHARD = _PACK_BYTES, _PACKS_A_SHARD
     log.WAIT_S, log.POLL_S = wait_s, 0.001
@@ -311,7 +311,7 @@ async def run_once(seed: int, folder: Path) -> Outcome:
     nodes = [Node(number, folder / str(number), run) for number in range(NODES)]
     try:
         # How long a collector is waited for decides nothing but who gives way to whom.
-        with _small_packs(0.0 if seed % 3 == 0 else 0.05):
+        with small_packs(0.0 if seed % 3 == 0 else 0.05):
             for _ in range(ROUNDS):
                 async with trio.open_nursery() as nursery:
                     for node in nodes:

@@ -99,11 +99,14 @@ class Collector:
         await self._remote.open()
         await (self._log.refresh() if dry_run else self._log.settle())
         kept = await self._log.kept()
+        if self._log.is_open and not dry_run:
+            raise self._busy()
+        units = kept.units | self._log.joined.keys() | await listed_units(self._remote)
+        standings = await read_standings(self._remote, units, self._let_go)
+        # Behind the heads: what they list is in shards by then.
         self._known = KnownChunks(self._remote, kept, every=True)
         await self._known.refresh()
         before = self._known.shards
-        units = kept.units | self._log.joined.keys() | await listed_units(self._remote)
-        standings = await read_standings(self._remote, units, self._let_go)
         listing = await self._list()
         stock = await self._stock(listing)
         for standing in standings.values():
@@ -269,8 +272,11 @@ class Collector:
         claim = Claim(self._node, self._random(TOKEN_BYTES))
         number = await self._log.add(claim, lambda: self._log.claim != last)
         if not number:
-            raise Conflict(f"somebody else collects {self._remote.url}; try again later")
+            raise self._busy()
         return number
+
+    def _busy(self) -> Conflict:
+        return Conflict(f"somebody else collects {self._remote.url}; try again later")
 
     async def _fence(self, kept: Kept, standings: dict[UnitId, Standing], claim: int) -> list[RemoteUnit]:
         units = kept.units | standings.keys() | self._log.joined.keys() | await listed_units(self._remote)

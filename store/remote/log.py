@@ -41,7 +41,7 @@ class RemoteLog:
         self.joined: dict[UnitId, Join] = {}
         self.problems: list[str] = []
         self._open = 0
-        self._kept: Kept | None = None
+        self._kept = EVERYTHING
 
     @property
     def is_open(self) -> bool:
@@ -91,12 +91,16 @@ class RemoteLog:
         raise Unavailable(f"the log of {self._remote.url} grows faster than it can be added to; try again")
 
     async def kept(self) -> Kept:
-        """What counts, as of the newest decision. Corrupt: it is damaged, and so is its copy; Unavailable:
-        there is a newer one meanwhile."""
-        if not self.decided:
-            return EVERYTHING
-        if self._kept is None or self._kept.claim != self.decided:
-            self._kept = await self._read_kept()
+        """What counts, as of the newest decision. Corrupt: it is damaged, and so is its copy."""
+        while self._kept.claim != self.decided:
+            found, wrong = await self._read_kept()
+            if found is not None:
+                self._kept = found
+                continue
+            before = self.decided
+            await self.refresh()
+            if self.decided == before:
+                raise Corrupt(f"what the last collection of {self._remote.url} left cannot be told: {wrong}")
         return self._kept
 
     # ---- reading ----------------------------------------------------------------------------
@@ -148,7 +152,8 @@ class RemoteLog:
             return True
         return await self._remote.stat_or_none(key + COPY) is not None
 
-    async def _read_kept(self) -> Kept:
+    async def _read_kept(self) -> tuple[Kept | None, str]:
+        """What the newest decision left; None and why, if it is gone or damaged."""
         name, key, wrong = self.kept_name, kept_key(self.kept_name), list[str]()
         for source in (key, key + COPY):
             try:
@@ -160,14 +165,9 @@ class RemoteLog:
                 continue
             for damaged in wrong:
                 self.problems.append(f"{damaged}; healed from its copy")
-            if wrong:
                 await self._remote.put(key, name, kept.encode())
-            return kept
-        before = self.decided
-        await self.refresh()
-        if self.decided != before:
-            raise Unavailable(f"{self._remote.url} was collected meanwhile; try again")
-        raise Corrupt(f"what the last collection of {self._remote.url} left cannot be told: {wrong[0]}")
+            return kept, ""
+        return None, wrong[0]
 
     async def _copy(self, number: int, entry: Entry) -> None:
         key, encoded = log_key(number) + COPY, encode_entry(number, entry)

@@ -103,6 +103,9 @@ class Pusher:
         """Know what counts: what was relied on before a collector decided is forgotten."""
         await self._log.settle()
         kept = await self._log.kept()
+        while self._log.is_open:  # somebody has claimed meanwhile
+            await self._log.settle()
+            kept = await self._log.kept()
         if (kept, self._log.generation) != (self._kept, self._generation):
             self._plan(kept, self._log.generation)
 

@@ -1,0 +1,303 @@
+"""The collector of a remote, and whoever is at work meanwhile: tried at every single call.
+
+The one rule: whatever is stopped where, each version that a head lists has all its chunks in packs that
+count; remoteruns.Run.judge says so from the bare objects.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from faultbucket import FaultBucket, Faults, Killed, MemoryBucket
+from remoteruns import Run, small_packs
+from saved_store import SavedStore, Tree, contents
+
+from ckptfs.store.bucket import Bucket
+from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.remote.collecting import Collected, Collector
+from ckptfs.store.remote.copied import CopiedUnits
+from ckptfs.store.remote.log import RemoteLog
+from ckptfs.store.remote.log_entry import Claim, Decision, Join
+from ckptfs.store.remote.names import COPY, head_key, log_key
+from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.push import Pusher, PushReport
+from ckptfs.store.signing import SigningKey
+
+KEY = SigningKey(b"k" * 32)
+MOST_CALLS = 400
+# Another of them each time: remoteruns.py does what all of them do.
+STEP = 19
+
+
+@pytest.fixture(autouse=True)
+def packs() -> Iterator[None]:
+    with small_packs(0.0):
+        yield
+
+
+class StoppingBucket:
+    """Another bucket; before the call of number `at`, `meanwhile` is done."""
+
+    def __init__(self, bucket: Bucket, at: int, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._bucket, self._left, self._meanwhile = bucket, at, meanwhile
+        self.has_stopped = False
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._bucket, name)
+        if not callable(found):
+            return found
+
+        async def call(*arguments: object) -> object:
+            self._left -= 1
+            if self._left == -1:
+                self.has_stopped = True
+                await self._meanwhile()
+            return await found(*arguments)
+
+        return call
+
+
+def tree(*seeds: int) -> Tree:
+    """A file of each seed, which fills a pack of its own."""
+    return {b"%d" % seed: _noise(seed) for seed in seeds}
+
+
+def _noise(seed: int) -> bytes:
+    return random.Random(seed).randbytes(50_000)
+
+
+class Place:
+    """A run's storage, and a store that copies to it."""
+
+    def __init__(self, path: Path, seed: int = 0) -> None:
+        self.run = Run(seed)
+        self.store = SavedStore(path, key=KEY)
+        self.unit = self.store.unit(b"run").unit
+
+    async def save(self, *seeds: int) -> VersionRecord:
+        record = await self.store.publish(b"run", tree(*seeds))
+        self.run.saved[record.unit, record.number] = contents(tree(*seeds))
+        return record
+
+    async def push(self, remote: Remote | None = None, *, again: bool = False) -> PushReport:
+        store, copied = self.store, CopiedUnits(self.store.index, "backup")
+        pusher = Pusher(remote or self.run.remote(), store.disk, store.segments, store.histories, copied, "n")
+        return await pusher.push(self.unit, again=again)
+
+    async def collect(self, kept: int = 1, remote: Remote | None = None, **more: bool) -> Collected:
+        def let_go(unit: object) -> set[int]:
+            numbers = {record.number for record in unit.versions[:-kept]}  # type: ignore[attr-defined]
+            self.run.may_go |= {(self.unit, number) for number in numbers}
+            return numbers
+
+        return await Collector(remote or self.run.remote(), "n", os.urandom, let_go, 0.0).collect(**more)
+
+    def forget(self) -> None:
+        """Let all versions but the newest go here: else each push would bring all of them back."""
+        for number in self.store.histories.numbers(self.unit)[:-1]:
+            self.store.histories.forget(self.unit, number)
+
+    def stopping(self, at: int, meanwhile: Callable[[], Awaitable[None]]) -> tuple[StoppingBucket, Remote]:
+        bucket = StoppingBucket(self.run.bucket, at, meanwhile)
+        return bucket, Remote(bucket, self.run.key)  # type: ignore[arg-type]
+
+
+def test_what_is_let_go_and_not_needed_goes(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1, 2), (2, 3), (3, 4)):
+            await place.save(*seeds)
+            await place.push()
+        bucket = place.run.bucket
+        before = dict(bucket.objects)
+        would = await place.collect(dry_run=True)
+        assert bucket.objects == before, "a dry run changes nothing"
+        did = await place.collect()
+        assert did.went == would.went == [(place.unit, 1), (place.unit, 2)]
+        assert did.removed_packs and did.removed_bytes > 100_000
+        assert 100_000 < sum(len(bucket.objects[key].payload) for key in bucket.keys("packs")) < 130_000
+        await place.run.judge()
+        assert place.run.heads()[place.unit][1].versions == (3,)
+        report = await place.push()
+        assert report.problems == [] and report.safe == (1, 2, 3), (
+            "they are still here, so they are copied anew"
+        )
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_what_is_mostly_not_needed_is_copied_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seed in (1, 2):
+            files = {b"big": _noise(seed), b"small": _noise(3)[:5000]}
+            record = await place.store.publish(b"run", files)
+            place.run.saved[record.unit, record.number] = files
+            await place.push()
+        done = await place.collect()
+        assert 0 < done.copied_bytes < done.removed_bytes
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_a_collection_between_any_two_calls_of_a_push(tmp_path: Path, seed: int) -> None:
+    """It takes the very chunks that the push has found there, and does not send."""
+
+    async def main() -> None:
+        place, at, stopped = Place(tmp_path / "a", seed % 2), seed % STEP, True
+        while stopped and at < MOST_CALLS:
+            place.forget()
+            await place.save(1, 2)
+            await place.push()
+            await place.save(3)
+            await place.push()
+            await place.save(2, 4)
+
+            async def meanwhile() -> None:
+                await place.collect(kept=1)
+
+            bucket, remote = place.stopping(at, meanwhile)
+            report = await place.push(remote)
+            stopped, at = bucket.has_stopped, at + STEP
+            assert place.store.histories.numbers(place.unit)[-1] in report.safe and report.problems == []
+            await place.run.judge()
+        assert 20 < at < MOST_CALLS
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_a_push_between_any_two_calls_of_a_collection(tmp_path: Path, seed: int) -> None:
+    async def main() -> None:
+        place, at, stopped, outcomes = Place(tmp_path / "a"), seed % STEP, True, set[bool]()
+        while stopped and at < MOST_CALLS:
+            place.forget()
+            await place.save(1, 2)
+            await place.push()
+            await place.save(3)
+            await place.push()
+            await place.save(2, 4)
+
+            async def meanwhile() -> None:
+                assert (await place.push()).problems == []
+
+            bucket, remote = place.stopping(at, meanwhile)
+            outcomes.add((await place.collect(remote=remote)).is_off)
+            stopped, at = bucket.has_stopped, at + STEP
+            await place.run.judge()
+        assert 20 < at < MOST_CALLS and False in outcomes
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_a_collector_that_died_anywhere_blocks_nobody(tmp_path: Path, seed: int) -> None:
+    async def main() -> None:
+        place, at, died = Place(tmp_path / "a"), seed % STEP, True
+        while died and at < MOST_CALLS:
+            place.forget()
+            await place.save(1, 2)
+            await place.save(2, 3 + at % 5)
+            await place.push()
+            faults = Faults(at, die_at=at)
+            try:
+                await place.collect(remote=Remote(FaultBucket(place.run.bucket, faults)))
+            except* Killed:
+                pass
+            died, at = faults.died, at + STEP
+            await place.run.judge()
+            await place.save(1, 6)
+            assert (await place.push()).problems == []
+            await place.run.judge()
+            await place.collect()
+            await place.run.judge()
+        assert 20 < at < MOST_CALLS
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_nothing_is_taken_where_something_is_damaged(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        bucket = place.run.bucket
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        whole = dict(bucket.objects)
+        newest = head_key(place.unit, 3)
+        for damaged in (newest, *bucket.keys("shards"), *bucket.keys("packs"), *bucket.keys("histories")):
+            bucket.objects = dict(whole)
+            bucket.store(damaged, bucket.objects[damaged].payload[:-10])
+            try:
+                await place.collect(kept=2)
+            except (Corrupt, NotFound):
+                after = {key for key in bucket.objects if not key.startswith(("log/", "heads/", "kept/"))}
+                assert after == {key for key in whole if not key.startswith(("log/", "heads/", "kept/"))}
+            else:
+                raise AssertionError(f"{damaged} was cut, and nobody noticed")
+            assert (await place.push(again=True)).safe == (1, 2)
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        bucket = place.run.bucket
+        await place.save(1)
+        await place.push()
+        await place.collect()
+        whole = dict(bucket.objects)
+        for key in (log_key(1), log_key(2), log_key(3), bucket.keys("kept")[0]):
+            for how in ("flip", "remove"):
+                bucket.objects = dict(whole)
+                bucket.flip(key, 200) if how == "flip" else bucket.objects.pop(key)
+                log = RemoteLog(place.run.remote())
+                await log.settle()
+                assert (log.claim, log.decided, log.is_open) == (2, 2, False)
+                assert (await log.kept()).units == {place.unit}
+                if key != log_key(1):
+                    assert len(log.problems) == 1 and key in log.problems[0] and "healed" in log.problems[0]
+                    assert bucket.objects[key].payload == whole[key].payload
+                assert (await place.push(again=True)).safe == (1,)
+        bucket.objects = {key: one for key, one in whole.items() if not key.startswith("kept/")}
+        with pytest.raises(CkptfsError, match="last collection"):
+            await place.push()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_entries_of_a_log_follow_each_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        bucket = MemoryBucket()
+        first, second = RemoteLog(Remote(bucket)), RemoteLog(Remote(bucket))
+        unit = Place(tmp_path / "a").unit
+        assert await first.add(Join(unit, b"run", "n")) == 1
+        assert await second.add(Claim("n", bytes(16))) == 2 and second.joined.keys() == {unit}
+        await first.refresh()
+        assert first.is_open and first.claim == 2
+        assert await first.add(Claim("m", bytes(16)), lambda: first.is_open) == 0
+        await first.settle()
+        assert (first.is_open, first.decided, first.generation) == (False, 0, 2)
+        assert await second.add(Decision(2, b"k" * 32)) == 4, "too late"
+        for log in (first, second, RemoteLog(Remote(bucket))):
+            await log.refresh()
+            assert (log.end, log.is_open, log.decided) == (4, False, 0)
+        bucket.store(log_key(5), b"torn")
+        assert await first.add(Claim("n", bytes(16))) == 6, "what nobody can read is passed over"
+        assert log_key(6) + COPY in bucket.objects and log_key(5) + COPY not in bucket.objects
+
+    trio.run(main)
