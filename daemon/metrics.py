@@ -22,8 +22,8 @@ from ckptfs.fusefs.request_times import BOUNDS_S, RequestTimes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFigures:
     """One unit: `name` as it is to be shown; ages in seconds, None where there is no such version.
-    `bad_tensors`: those with a NaN or an infinity in the newest version that was looked at. `drill_…` are those
-    of its last drill, None if there was none."""
+    `bad_tensors`: those with a NaN or an infinity in the newest version that was looked at. `drill_…` are
+    those of its last drill, None if there was none."""
 
     name: str
     live: bool
