@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,11 @@ from mounting import Config, Mount, memory_folder
 from seaweed import S3Server, s3_server
 
 SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(2**32))
+os.environ["CKPTFS_SEED"] = str(SEED)  # for the processes that share the tests among them
 MOUNTS = pytest.StashKey[list[Mount]]()
 TEMPORARY = pytest.StashKey[Path]()
+LEFT = pytest.StashKey[list[str]]()
+_LEFT = "left mounts"
 MountFactory = Callable[..., Mount]
 
 
@@ -67,9 +71,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     left = [str(entry.path) for entry in _left_mounts(session.config)]
     for path in left:
         kernelmounts.remove(Path(path))
+    shared = getattr(session.config, "workeroutput", None)
+    if shared is not None:
+        shared[_LEFT] = left  # one of several processes: the first tells
+    left += session.config.stash.get(LEFT, [])
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         sys.stderr.write(f"\nckptfs: tests left these mounts behind: {', '.join(left)}\n")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several processes that ran tests has ended (pytest-xdist)."""
+    config: pytest.Config = node.config
+    config.stash.setdefault(LEFT, []).extend(getattr(node, "workeroutput", {}).get(_LEFT, []))
 
 
 def _left_mounts(config: pytest.Config) -> list[kernelmounts.MountEntry]:

@@ -22,7 +22,7 @@ from clients.hostile_files import Unit
 from kernelmounts import poll
 from mounting import Mount
 
-PUBLISHED_S = 15.0
+PUBLISHED_S = 120.0
 Units = dict[str, Unit]
 Note = Callable[[str, object], None]
 

@@ -15,6 +15,7 @@ from rebuilding import bare_copy, delete_index, extract, rebuild_command, rebuil
 from rounds import Campaign
 
 ROUNDS = 2
+MOST_ROUNDS = 20
 REBUILD_KILLS = 4
 EXTRACTED = 12
 
@@ -25,10 +26,13 @@ def test_every_version_survives_a_killed_rebuild_and_is_extracted_without_ckptfs
     with memory_folder() as memory:
         one = Campaign(tmp_path, memory / "store", str(rng.random()), "auto")
         with one.mounted():
-            for number in range(1, ROUNDS + 1):
+            digests = {}
+            for number in range(1, MOST_ROUNDS + 1):
                 result = one.run_round(number)
                 assert result.findings == []
-            digests = one.digest_everything()
+                digests = one.digest_everything() if number >= ROUNDS else {}
+                if digests:
+                    break
             assert digests, "the rounds made no version"
             one.mount.kill9()
             delete_index(one.store)
