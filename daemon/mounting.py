@@ -1,7 +1,7 @@
 """One mount from beginning to end: the parts are made, joined, run, and let go.
 
-One rule: wiring happens here and nowhere else. Everything but worker threads lives in one trio
-nursery in the main thread, which is also the index's thread.
+One rule: wiring happens here, and that of the commands in command_parts.py. Everything but worker threads
+lives in one trio nursery in the main thread, which is also the index's thread.
 
 Order of the end (a stop is bounded, and durable before it is complete): no new requests (unmount, lazily
 if it is busy); the session drains; staging is synced where it lies; the index is committed and
@@ -17,20 +17,15 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ckptfs.daemon.access import Rights
-from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.cli_output import human_bytes
-from ckptfs.daemon.command_publishing import CommandPublishing
+from ckptfs.daemon.command_parts import CommandParts, make_service
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.control import ControlServer
 from ckptfs.daemon.copying import Copying
 from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.encoding import encoding_of
-from ckptfs.daemon.fetching import Fetching
-from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.health_making import HealthMaking
-from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.kept_session import KeptSession, Names
 from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
@@ -39,15 +34,11 @@ from ckptfs.daemon.measuring import Measuring, MetricsServer
 from ckptfs.daemon.mount_probe import MountProbe
 from ckptfs.daemon.mountpoints import (
     may_allow_other,
-    modes_above,
 )
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.pending import pending_bytes
-from ckptfs.daemon.proving import Prover
-from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.daemon.queries import Facts
 from ckptfs.daemon.reloading import Reloader, Reread
-from ckptfs.daemon.remote_collecting import RemoteCollecting
-from ckptfs.daemon.remote_service import RemoteService
 from ckptfs.daemon.remotes import default_node_name, open_remote
 from ckptfs.daemon.retaining import Policies, Retainer
 from ckptfs.daemon.scrubbing import References, Scrubbing
@@ -55,19 +46,16 @@ from ckptfs.daemon.service import Service
 from ckptfs.daemon.service_manager import ServiceManager
 from ckptfs.daemon.space import SpaceKeeper
 from ckptfs.daemon.upkeep import Upkeep, commit_or_warn
-from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
 from ckptfs.fusefs.session import Session
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import Unavailable
 from ckptfs.store.health_log import HealthLog
-from ckptfs.store.index import Change
 from ckptfs.store.quarantine import Quarantine
 from ckptfs.store.scrub import Scrubber
 from ckptfs.store.sweep import Sweeper
 from ckptfs.store.whole_files import WholeFiles
-from ckptfs.store.writer_log import WriterLog
 
 log = logging.getLogger(__name__)
 
@@ -329,71 +317,24 @@ class Mount:
         return MetricsServer(measuring.figures, config.metrics).run
 
     def _make_service(self) -> Service:
-        parts, face = self._parts, self.face
-        addresses = Addresses(face.namespace, parts.histories, face.units.top_of)
-        queries = Queries(
-            parts.disk,
-            face.namespace,
-            parts.segments,
-            parts.histories,
-            addresses,
-            face.units.is_top,
-            self._facts,
-            parts.keyring,
-            WriterLog(parts.disk, parts.index, parts.histories),
-            self._health,
-            parts.processes,
-            self._drills,
+        return make_service(
+            CommandParts(
+                parts=self._parts,
+                face=self.face,
+                mountpoint=self._path,
+                digests=self._digests,
+                health=self._health,
+                drills=self._drills,
+                copying=self._copying,
+                policies=self._policies,
+                facts=self._facts,
+                collect=self._retainer.collect,
+                scrub=self._scrubbing.now,
+                encode=self._encoding.now,
+                exchange_key=lambda: exchange_key(self._parts, self._config.key),
+                everybody=self._allow_other,
+            )
         )
-        rights = Rights(
-            face.namespace,
-            parts.segments,
-            parts.histories,
-            addresses,
-            lambda: modes_above(self._path),
-            owner_uid=parts.disk.stat("").st_uid,
-            only_owner=not self._allow_other,
-        )
-        publishing = CommandPublishing(face, parts)
-        return Service(
-            addresses,
-            queries,
-            Prover(parts.segments, parts.histories, addresses, parts.keyring),
-            rights,
-            parts.histories,
-            publishing,
-            face.rollback,
-            self._make_unit,
-            FileQueries(
-                parts.disk,
-                parts.segments,
-                addresses,
-                parts.histories,
-                self._digests,
-                self._health,
-                parts.keyring,
-                worker_limiter(),
-            ),
-            self._retainer.collect,
-            self._scrubbing.now,
-            lambda: exchange_key(parts, self._config.key),
-            RemoteService(
-                addresses,
-                parts.histories,
-                self._copying,
-                Fetching(parts, self._copying),
-                RemoteCollecting(self._copying, parts.histories, self._policies, default_node_name()),
-                face.rollback,
-            ),
-            ImportService(parts, face.rollback),
-            self._drills,
-            self._encoding.now,
-        )
-
-    def _make_unit(self, directory: int) -> None:
-        change = Change()
-        self.face.units.name_unit(directory, change)
-        self._parts.index.apply(change, sync=True)
 
     async def _facts(self) -> Facts:
         session = self._session
