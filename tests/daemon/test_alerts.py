@@ -66,6 +66,7 @@ CASES = [
     Case("CkptfsNotFinite", {BAD: "_x5 0x5 2x10 0x10"}, [15], [3, 8, 25]),
     Case("CkptfsCorruption", {named("ckptfs_corrupt_chunks_total"): "0x10 1x100"}, [15, 60], [5, 100]),
     Case("CkptfsCorruption", {named("ckptfs_scrub_damage"): "0x10 2x10 0x10"}, [15], [5, 25]),
+    Case("CkptfsDrillNotGood", {named("ckptfs_unit_drill_good", UNIT): "1x10 0x10 1x10"}, [15], [5, 25]),
     Case("CkptfsNearFull", {FREE: "9x10 4x20 9x10", MIN_FREE: "5x40"}, [25], [5, 15, 35]),
     Case("CkptfsIngestLag", {named("ckptfs_ingest_pending_bytes"): "0 20000000000x60 0x5"}, [45], [10, 63]),
     Case("CkptfsIngestLag", {named("ckptfs_ingest_pending_bytes"): "0 20000000000 " * 30}, [], [20, 50]),
@@ -124,7 +125,8 @@ def test_every_alert_has_a_case_that_fires_and_clears() -> None:
 
 def known_metrics() -> set[str]:
     """The names of all series of a mount."""
-    unit = UnitFigures(name="01", live=True, versions=1, newest_age_s=1.0, complete_age_s=1.0, bad_tensors=0)
+    ages = {"newest_age_s": 1.0, "complete_age_s": 1.0, "drill_age_s": 1.0}
+    unit = UnitFigures(name="01", live=True, versions=1, drill_good=True, bad_tensors=0, **ages)
     numbers = {
         name: 0
         for name in Figures.__dataclass_fields__

@@ -50,6 +50,23 @@ def test_the_example_holds_every_key_and_its_default() -> None:
     parse_config(uncommented)
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples" / "systemd").iterdir()), ids=lambda path: path.name
+)
+def test_the_example_units_use_what_there_is(path: Path) -> None:
+    """Commands and their options; a timer has its service beside it."""
+    text = path.read_text()
+    if path.suffix == ".timer":
+        assert path.with_suffix(".service").exists() and "OnCalendar=" in text
+        return
+    command = re.search(r"(?m)^ExecStart=/opt/ckptfs/bin/ckptfs (\w+) (.*)$", text)
+    assert command is not None
+    page = next(one for one in COMMANDS if one.name == command[1])
+    known = {name for one in page.options for name in one.names}
+    mentioned = set(re.findall(r"--\w[\w-]*", command[2] + text.partition("[Unit]")[0])) - {"--path", "--now"}
+    assert mentioned and mentioned <= known, mentioned - known
+
+
 def test_shell_scripts_are_in_order() -> None:
     for script in (UNITS / "install.sh", ROOT / "tests" / "systemd" / "run.sh", ROOT / "dev"):
         subprocess.run(["sh", "-n", str(script)], check=True, timeout=30)
