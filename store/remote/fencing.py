@@ -15,10 +15,10 @@ from ckptfs.store.errors import Conflict, Corrupt, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
-from ckptfs.store.remote.head import RemoteHead
+from ckptfs.store.remote.head import RemoteHead, decode_head
 from ckptfs.store.remote.heads import Newest, newest_head, place_head
 from ckptfs.store.remote.log_entry import Join
-from ckptfs.store.remote.names import HEADS, parse_head_key
+from ckptfs.store.remote.names import HEADS, head_key, parse_head_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.several import done_for_each
 
@@ -80,14 +80,23 @@ async def fence(
             base = newest.head or _first(joined[unit_id])
             stays = tuple(number for number in base.versions if number not in going)
             head = replace(base, sequence=newest.sequence + 1, generation=generation, versions=stays)
-            try:
-                await place_head(remote, head)
-            except (Conflict, Corrupt):
-                continue  # its node was faster
-            return await _whole(remote, head)
+            if await _placed(remote, head):
+                return await _whole(remote, head)
         raise Unavailable(f"the heads of {unit_id.hex()} at {remote.url} come too fast; try again")
 
     return await done_for_each(one, sorted(units), _PARALLEL)
+
+
+async def _placed(remote: Remote, head: RemoteHead) -> bool:
+    """Make a head, and read it back; False: its node was faster. Of one that arrived torn its node would take
+    the one before for the newest, which lists what is about to go."""
+    try:
+        await place_head(remote, head)
+        return decode_head(await remote.get_unnamed(head_key(head.unit, head.sequence))) == head
+    except Conflict:
+        return False
+    except Corrupt:
+        return await _placed(remote, replace(head, sequence=head.sequence + 1))
 
 
 _ADVICE = "a push from the node that copies it puts that right; until then nothing is collected"

@@ -174,10 +174,9 @@ class Pusher:
     async def _begin(self, unit_id: UnitId, report: PushReport) -> RemoteHead:
         """The head to go on from: the collector of the remote sees it before anything is relied on."""
         noted = self._copied.of(unit_id)
-        await self._look_at_log()
         newest = await newest_head(self._remote, unit_id, noted.sequence if noted is not None else 0)
-        if newest.head is not None and newest.head.generation > self._generation:
-            await self._look_at_log()
+        # Behind the heads: whose fence was met, or is damaged, has its claim in the log.
+        await self._look_at_log()
         report.problems += newest.problems
         if noted is not None and newest.sequence < noted.sequence:
             report.problems.append(
