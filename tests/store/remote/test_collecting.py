@@ -20,6 +20,7 @@ from saved_store import SavedStore, Tree, contents
 from ckptfs.store.bucket import Bucket
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.log import RemoteLog
@@ -280,11 +281,11 @@ def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
     trio.run(main)
 
 
-def test_entries_of_a_log_follow_each_other(tmp_path: Path) -> None:
+def test_entries_of_a_log_follow_each_other() -> None:
     async def main() -> None:
         bucket = MemoryBucket()
         first, second = RemoteLog(Remote(bucket)), RemoteLog(Remote(bucket))
-        unit = Place(tmp_path / "a").unit
+        unit = UnitId(bytes(16))
         assert await first.add(Join(unit, b"run", "n")) == 1
         assert await second.add(Claim("n", bytes(16))) == 2 and second.joined.keys() == {unit}
         await first.refresh()
