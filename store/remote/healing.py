@@ -8,6 +8,7 @@ Source: FORMAT.md, "Remotes" ("Nothing is ever overwritten").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from ckptfs.store.remote.names import PACKS, pack_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack
 from ckptfs.store.remote.reading import read_chunks
+from ckptfs.store.remote.relaying import OtherRemote, read_from
 from ckptfs.store.remote.shard import decode_shard
 from ckptfs.store.segments import Segments
 
@@ -38,7 +40,16 @@ class HealReport:
 class Healer:
     """Looks at all packs that shards list. Belongs to the index thread; one pack is in memory."""
 
-    def __init__(self, remote: Remote, known: KnownChunks, disk: Disk, segments: Segments) -> None:
+    def __init__(
+        self,
+        remote: Remote,
+        known: KnownChunks,
+        disk: Disk,
+        segments: Segments,
+        others: Sequence[OtherRemote] = (),
+    ) -> None:
+        """What this store lacks is asked of `others`."""
+        self._others = others
         self._remote = remote
         self._known = known
         self._disk = disk
@@ -77,11 +88,10 @@ class Healer:
         pack = self._known.packs[number]
         try:
             chunks = await self._chunks_of(number)
-            places = self._segments.locate_many(chunks)
-            if len(places) < len(chunks):
-                lost = len(chunks) - len(places)
-                raise NotFound(f"this store has not all that was in it ({lost} of {len(chunks)} are missing)")
-            payloads = dict(await read_chunks(self._disk, self._segments, places))
+            payloads = await self._payloads(chunks)
+            lost = len(chunks) - len(payloads)
+            if lost:
+                raise NotFound(f"{self._nobody()} all that was in it ({lost} of {len(chunks)} are missing)")
             content = await trio.to_thread.run_sync(
                 encode_pack, [(chunk, payloads[chunk]) for chunk in chunks], pack.generation
             )
@@ -92,6 +102,19 @@ class Healer:
             return
         await self._remote.put(pack_key(pack.name), pack.name, content)
         report.healed.append(f"{what}; made anew")
+
+    def _nobody(self) -> str:
+        return "neither this store nor another remote has" if self._others else "this store has not"
+
+    async def _payloads(self, chunks: list[ChunkId]) -> dict[ChunkId, bytes]:
+        places = self._segments.locate_many(chunks)
+        try:
+            found = dict(await read_chunks(self._disk, self._segments, places)) if len(places) else {}
+        except (Corrupt, NotFound):
+            if not self._others:
+                raise
+            found = {}
+        return found | await read_from(self._others, set(chunks) - found.keys())
 
     async def _chunks_of(self, number: int) -> list[ChunkId]:
         """The chunks of a pack in their order, from the shard that lists it: the rows in memory lack those

@@ -103,6 +103,26 @@ class RemoteLog:
                 raise Corrupt(f"what the last collection of {self._remote.url} left cannot be told: {wrong}")
         return self._kept
 
+    async def check(self) -> None:
+        """Read all entries and what was kept, with their copies; what is wrong is put right, and told in
+        `problems`. Raises as the remote does."""
+        kept = await self.kept()
+        for number in range(1, self.end + 1):
+            entry = await self._read(number)
+            if entry is not None:
+                await self._check_copy(log_key(number) + COPY, encode_entry(number, entry))
+        if kept.claim:
+            await self._check_copy(kept_key(self.kept_name) + COPY, kept.encode())
+
+    async def _check_copy(self, key: str, content: bytes) -> None:
+        try:
+            if await self._remote.get_unnamed(key) == content:
+                return
+        except (Corrupt, NotFound):
+            pass
+        await self._remote.replace_unnamed(key, content)
+        self.problems.append(f"{self._remote.url}/{key} was damaged; healed from what it is a copy of")
+
     # ---- reading ----------------------------------------------------------------------------
 
     async def _first(self) -> int:

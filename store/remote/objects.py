@@ -33,10 +33,13 @@ from ckptfs.store.remote.names import (
 )
 
 Random = Callable[[int], bytes]
+# The check of another key differs in dozens.
+_MOST_FLIPPED = 4
 
 
 class Remote:
-    """The objects of one remote. Keeps no state; any task of one thread may call.
+    """The objects of one remote. Any task of one thread may call. `problems`: sentences on what `open` put
+    right; whoever tells them empties it.
 
     Every method raises as the bucket does, besides what it says itself.
     """
@@ -46,6 +49,7 @@ class Remote:
         self._bucket = bucket
         self._key = key
         self._random = random
+        self.problems: list[str] = []
 
     @property
     def url(self) -> str:
@@ -67,9 +71,15 @@ class Remote:
                     f"{self.url} is not a remote of ckptfs; the first `ckptfs push` makes one"
                 ) from None
             found = await self._make(encode_remote_format(own))
-        if create and found != (whole := encode_remote_format(own)) and whole.startswith(found):
-            # Torn when it was made: nobody else will ever put it right.
+        whole = encode_remote_format(own)
+        if (
+            create
+            and found != whole
+            and (whole.startswith(found) or _flipped_bits(found, whole) <= _MOST_FLIPPED)
+        ):
+            # Torn when it was made, or rotten since: nobody else will ever put it right.
             await self._bucket.overwrite(FORMAT_KEY, whole)
+            self.problems.append(f"{self.url}/{FORMAT_KEY} was damaged; made anew")
             found = whole
         form = decode_remote_format(found)
         if form.key and self._key is None:
@@ -197,3 +207,10 @@ class Remote:
         except (Corrupt, NotFound):
             return False
         return True
+
+
+def _flipped_bits(found: bytes, whole: bytes) -> int:
+    """In how many bits they differ; of other lengths in all."""
+    if len(found) != len(whole):
+        return 8 * len(whole)
+    return (int.from_bytes(found, "big") ^ int.from_bytes(whole, "big")).bit_count()

@@ -8,7 +8,7 @@ Source: FORMAT.md, "Remotes", "Copying, and what a crash leaves".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptfs.store.disk import Disk
@@ -36,6 +36,7 @@ from ckptfs.store.remote.log_entry import Join
 from ckptfs.store.remote.names import head_key, piece_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.reading import chunks_of
+from ckptfs.store.remote.relaying import OtherRemote, Relay
 from ckptfs.store.remote.sending import OnProgress, Sender, Sent
 from ckptfs.store.seal import chain_behind
 from ckptfs.store.segments import Segments
@@ -92,12 +93,29 @@ class Pusher:
         self._log = RemoteLog(remote)
         self._plan(EVERYTHING)
 
-    async def heal(self, *, read: bool) -> HealReport:
-        """See to the packs of all who copy to this remote; see Healer."""
+    async def heal(self, *, read: bool, others: Sequence[OtherRemote] = ()) -> HealReport:
+        """See to the packs of all who copy to this remote, see Healer; what of them this store lacks, and
+        with `others` whatever else the listed versions lack, is asked of other remotes."""
         await self._remote.open(create=True)
         await self._look_at_log()
+        if read:
+            await self._log.check()
         await self._known.refresh()
-        return await Healer(self._remote, self._known, self._disk, self._segments).heal(read=read)
+        found = await Healer(self._remote, self._known, self._disk, self._segments, others).heal(read=read)
+        if others:
+            relayed = await Relay(self._remote, self._known, others, self._generation).mend()
+            found.healed += relayed.healed
+            found.damaged += relayed.damaged
+            found.damaged += [f"not asked: {one.failure}" for one in others if one.failure]
+        found.healed += self._told()
+        return found
+
+    def _told(self) -> list[str]:
+        """What was damaged besides, each told once."""
+        told = [*self._remote.problems, *self._known.problems, *self._log.problems]
+        for problems in (self._remote.problems, self._known.problems, self._log.problems):
+            problems.clear()
+        return told
 
     async def _look_at_log(self) -> None:
         """Know what counts: what was relied on before a collector decided is forgotten."""
@@ -138,8 +156,7 @@ class Pusher:
                 if not last:
                     raise
                 self._plan(self._kept, self._generation)
-        report.problems += self._known.problems + self._log.problems
-        self._log.problems.clear()
+        report.problems += self._told()
         return report
 
     async def _push(self, unit_id: UnitId, wanted: Wanted, again: bool, report: PushReport) -> None:
