@@ -307,6 +307,15 @@ def _remote_line(remote: Mapping[str, object]) -> tuple[str, str]:
     return f"to {remote['name']}", f"{waits}{safe}{failure}"
 
 
+def _copies_line(copies: Mapping[str, object] | None) -> Iterator[tuple[str, str]]:
+    if copies is not None:
+        waiting, wanted = copies["waiting_versions"], copies["wanted"]
+        yield (
+            "copies",
+            f"{waiting} complete versions have fewer than {wanted}" if waiting else f"{wanted} of all",
+        )
+
+
 def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "ckptfs", str(status["version"])
     if status.get("mountpoint"):
@@ -321,6 +330,7 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "free", human_bytes(cast(int, status["free_bytes"]))
     yield from _scrub_line(cast("Mapping[str, object] | None", status.get("scrub")))
     yield from map(_remote_line, cast("Sequence[Mapping[str, object]]", status.get("remotes") or ()))
+    yield from _copies_line(cast("Mapping[str, object] | None", status.get("copies")))
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
     if status.get("digest_pending_bytes") is not None:
         yield "to digest", f"at most {human_bytes(cast(int, status['digest_pending_bytes']))}"

@@ -60,18 +60,24 @@ def push(
         request = messages.Push(path=inner, remote=remote, partial=partial, again=again, verify=verify)
         rows = cast("Sequence[Mapping[str, object]]", source.ask(request, on_progress))
     problems = [str(problem) for row in rows for problem in cast("Sequence[object]", row["problems"])]
+    failures = [row for row in rows if row["failure"] is not None]
     if as_json:
         print_json(rows)
     else:
+        for row in failures:
+            say(f"nothing copied to {row['remote']}: {row['failure']}")
         for problem in problems:
             say(problem)
         for row in rows:
+            if row["failure"] is not None:
+                continue
             copied, safe = (len(cast("Sequence[object]", row[key])) for key in ("copied", "safe"))
             sent = human_bytes(cast(int, row["sent_bytes"]))
             say(f"{row['unit']}: {copied} versions copied to {row['remote']} ({sent} sent), {safe} are there")
         if not rows:
             say("no versions yet")
-    if problems:
+    # With `copies` in the configuration it is enough that so many have everything.
+    if problems or any(not row["enough"] for row in failures):
         raise Failed(1)
 
 
@@ -110,6 +116,8 @@ def pull(
     if as_json:
         print_json(answer)
         return
+    for passed in cast("Sequence[object]", answer["passed_over"]):
+        say(f"passed over: {passed}")
     fetched, signed = human_bytes(cast(int, answer["fetched_bytes"])), answer["key"] or "nobody"
     say(f"{answer['unit']} is now here as {answer['name']} ({answer['state']}, {fetched} fetched)")
     say(f"it is version {answer['of']} of {answer['node']} on {answer['remote']}, signed by {signed}")

@@ -19,7 +19,6 @@ import msgspec
 from ckptfs.store.errors import InvalidRequest
 from ckptfs.store.retention import Policy
 
-_LATER = frozenset({"copies"})
 _UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40, "PI": 1 << 50}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?i?)b?\s*", re.IGNORECASE)
@@ -90,7 +89,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `encode_rate_mib_s` MiB a second at most (0: as fast as it goes). `metrics`: where Prometheus finds the
     daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends in ".prom" (for the
     node exporter's textfile collector); "" keeps none. Units stand in it by their ids, with `metrics_names`
-    by name. `remote`: where versions are copied to.
+    by name. `remote`: where versions are copied to; `copies`: how many of them must have a version before it
+    counts as copied (all, if it is not said).
     """
 
     settle_s: Seconds = 2.0
@@ -100,6 +100,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     key: str = ""
     policy: tuple[UnitPolicy, ...] = ()
     remote: tuple[RemoteConfig, ...] = ()
+    copies: Count | None = None
     scrub_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 32.0
     scrub_every_days: Annotated[float, msgspec.Meta(ge=0, le=36_500)] = 30.0
     digests: bool = True
@@ -188,8 +189,6 @@ def _check_key(key: str) -> None:
     known = Config.__struct_fields__
     if key in known:
         return
-    if key in _LATER:
-        raise InvalidRequest(f"`{key}` has no effect in this version of ckptfs; take it out")
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known keys are {', '.join(known)}"
     raise InvalidRequest(f"unknown key `{key}`; {hint}")
@@ -207,6 +206,8 @@ def _check_values(config: Config) -> None:
         if policy.path != "/" and not _is_glob(policy.path):
             raise InvalidRequest(f'`policy`: {policy.path!r} is not a glob of units such as "/*"')
     _check_remotes(config.remote)
+    if config.copies is not None and config.copies > len(config.remote):
+        raise InvalidRequest(f"`copies`: {config.copies} of {len(config.remote)} remotes cannot be had")
     if isinstance(config.min_free, int) and config.min_free < 0:
         raise InvalidRequest("`min_free` is negative")
     if config.metrics and not is_metrics_file(config.metrics):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -24,16 +25,20 @@ from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.queries import iso_time
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
 from ckptfs.store.history import PULLED, VersionRecord
+from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.healing import HealReport
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport, complete_versions
+from ckptfs.store.remote.relaying import OtherRemote
 from ckptfs.store.sweep import listed
 from ckptfs.store.units import Unit
 
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 RETRY_S = 60.0
+# So long a command waits for the other remotes once enough of them have what was asked for.
+SLOW_S = 10.0
 Report = Callable[[Progress], None]
 
 
@@ -79,7 +84,10 @@ class Copying:
         remotes: Sequence[RemoteConfig],
         open_remote: Callable[[RemoteConfig], Remote],
         node: str,
+        copies: int | None = None,
     ) -> None:
+        """A version counts as copied once `copies` of the remotes have it (None: all of them)."""
+        self._copies = len(remotes) if copies is None else copies
         self._parts = parts
         self._node = node
         self._targets = [
@@ -140,18 +148,76 @@ class Copying:
         check: Check,
         report: Report,
     ) -> Json:
-        """`ckptfs push`: copy now; `number`: that version only. A row for each remote and unit."""
+        """`ckptfs push`: copy now; `number`: that version only. A row for each remote and unit, and one for
+        a remote to which nothing could be copied. The error itself, if that is all of them."""
 
         def wanted(record: VersionRecord) -> bool:
             if number is not None:
                 return record.number == number
             return complete_versions(record) or (partial and record.origin != PULLED)
 
+        targets, asked = self.targets(remote), list(units)
+        rows: dict[str, list[tuple[Unit, PushReport]]] = {}
+        failures: dict[str, CkptfsError | OSError] = {}
+        enough = trio.Event()
+
+        async def push_to(target: Target) -> None:
+            try:
+                rows[target.name] = await self._push(target, asked, wanted, check=check, report=report)
+            except (CkptfsError, OSError) as e:
+                failures[target.name] = e
+            if len(rows) >= min(self._copies, len(targets)) or len(rows) + len(failures) == len(targets):
+                enough.set()
+
+        async with trio.open_nursery() as nursery:
+            for target in targets:
+                nursery.start_soon(push_to, target)
+            await enough.wait()
+            # What is slow goes on by itself, if it is one that follows.
+            if any(target.name not in rows and not target.config.push for target in targets):
+                continue_s = float("inf")
+            else:
+                continue_s = SLOW_S
+            nursery.cancel_scope.deadline = trio.current_time() + continue_s
+        if failures and not rows:
+            raise next(iter(failures.values()))
+        return self._rows(targets, rows, failures, wanted)
+
+    def _rows(
+        self,
+        targets: Sequence[Target],
+        rows: Mapping[str, Sequence[tuple[Unit, PushReport]]],
+        failures: Mapping[str, CkptfsError | OSError],
+        wanted: Callable[[VersionRecord], bool],
+    ) -> Json:
         answer: list[Json] = []
-        for target in self.targets(remote):
-            rows = await self._push(target, units, wanted, check=check, report=report)
-            answer += [_row(target, unit, one) for unit, one in rows]
+        least = min(self._copies, len(targets))
+        lacking = set(self._lacking(targets, least, wanted))
+        for target in targets:
+            for unit, found in rows.get(target.name, ()):
+                answer.append(_row(target, unit, found, is_enough=unit.unit not in lacking))
+            if target.name not in rows:
+                target.last_seen = None  # what was given up is gone on with
+                why = failures.get(target.name, "it is slow; the copy goes on by itself")
+                nothing = _row(target, None, PushReport(), is_enough=not lacking)
+                answer.append({**nothing, "failure": str(why)})
         return answer
+
+    def _lacking(
+        self, targets: Sequence[Target], least: int, wanted: Callable[[VersionRecord], bool]
+    ) -> Iterator[UnitId]:
+        """Units of which some version that is wanted has fewer copies."""
+        for unit in self._parts.histories.units():
+            copies = self._copies_of(unit.unit, targets)
+            for record in self._parts.histories.versions(unit.unit):
+                if wanted(record) and copies[record.number] < least:
+                    yield unit.unit
+                    break
+
+    def _copies_of(self, unit: UnitId, targets: Sequence[Target]) -> Counter[int]:
+        """How many of the remotes have each version."""
+        noted = (target.copied.of(unit) for target in targets)
+        return Counter(number for one in noted if one is not None for number in one.versions)
 
     async def _push(
         self,
@@ -167,7 +233,8 @@ class Copying:
             if target.pusher is None or again:
                 target.pusher = self._pusher(target)
             pusher, target.report = target.pusher, report
-            healed = await pusher.heal(read=check is Check.READ) if again else HealReport()
+            others = [OtherRemote(one.open()) for one in self._targets if one is not target] if again else []
+            healed = await pusher.heal(read=check is Check.READ, others=others) if again else HealReport()
             for unit in units:
                 if parts.histories.newest(unit.unit) is None:
                     continue
@@ -194,6 +261,22 @@ class Copying:
     def status(self) -> Json:
         """What `status` says of the remotes."""
         return [self._status_row(target) for target in self._targets]
+
+    def copies(self) -> Json:
+        """What it says of all of them: the complete versions that too few have, and the newest that enough
+        have. None without remotes."""
+        if not self._targets:
+            return None
+        waiting, safe_ns = 0, 0
+        for unit in self._parts.histories.units():
+            copies = self._copies_of(unit.unit, self._targets)
+            for record in self._parts.histories.versions(unit.unit):
+                if copies[record.number] >= self._copies:
+                    safe_ns = max(safe_ns, record.time_ns)
+                elif complete_versions(record):
+                    waiting += 1
+        newest_safe = iso_time(safe_ns) if safe_ns else None
+        return {"wanted": self._copies, "waiting_versions": waiting, "newest_safe": newest_safe}
 
     def _status_row(self, target: Target) -> Json:
         waiting, safe_ns = self._waiting(target)
@@ -241,10 +324,12 @@ def _age_s(time_ns: int) -> float | None:
     return max(0.0, (time.time_ns() - time_ns) / 1e9) if time_ns else None
 
 
-def _row(target: Target, unit: Unit, found: PushReport) -> Json:
+def _row(target: Target, unit: Unit | None, found: PushReport, *, is_enough: bool) -> dict[str, Json]:
     return {
         "remote": target.name,
-        "unit": os.fsdecode(unit.name),
+        "unit": "" if unit is None else os.fsdecode(unit.name),
+        "enough": is_enough,
+        "failure": None,
         "copied": [*sorted(found.copied)],
         "safe": list(found.safe),
         "sent_bytes": found.sent.bytes,

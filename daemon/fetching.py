@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 import trio
 
-from ckptfs.daemon.copying import Copying, Report, Target
+from ckptfs.daemon.copying import SLOW_S, Copying, Report, Target
 from ckptfs.daemon.messages import Json, Progress, Pull
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.queries import iso_time
-from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
+from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import HistoryReport
 from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
 from ckptfs.store.remote.heads import newest_heads
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pull import Pulled, Puller
+from ckptfs.store.remote.several import done_for_each
 from ckptfs.store.signing import PublicKey
 from ckptfs.store.version_names import LATEST_COMPLETE, resolve, split_version
 
@@ -38,6 +39,15 @@ class Found:
     inner: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A remote on which a version was found."""
+
+    target: Target
+    remote: Remote
+    found: Found
+
+
 class Fetching:
     """Belongs to the index thread."""
 
@@ -46,8 +56,18 @@ class Fetching:
         self._copying = copying
 
     async def listing(self, remote: str | None, keys: Sequence[PublicKey]) -> Json:
-        """`ckptfs remotes`: the units that are there, and their versions."""
-        return [await self._listing(target, keys) for target in self._copying.targets(remote)]
+        """The units that are there, and their versions. One of several remotes that cannot be asked is told
+        of in its `problems`."""
+        targets = self._copying.targets(remote)
+        return await done_for_each(lambda one: self._listed(one, keys, alone=len(targets) == 1), targets, 8)
+
+    async def _listed(self, target: Target, keys: Sequence[PublicKey], *, alone: bool) -> Json:
+        try:
+            return await self._listing(target, keys)
+        except (CkptfsError, OSError) as e:
+            if alone:
+                raise
+            return {"remote": target.name, "url": target.config.url, "units": [], "problems": [str(e)]}
 
     async def _listing(self, target: Target, keys: Sequence[PublicKey]) -> Json:
         remote = target.open()
@@ -66,20 +86,60 @@ class Fetching:
     async def pull(
         self, request: Pull, keys: Sequence[PublicKey], report: Report
     ) -> tuple[Pulled, dict[str, Json]]:
-        """Fetch a version; what it became here, and the answer to be shown.
+        """Fetch a version; what it became here, and the answer to be shown. Of several remotes those are
+        asked at once, and the newest that one of them has is fetched from whichever can give it.
 
         NotFound or InvalidRequest say what there is instead; Corrupt: the history is not what `keys` signed.
         Else as Puller.pull. Durable when: this returned.
         """
-        target = self._copying.target(request.remote)
-        remote, parts = target.open(), self._parts
-        await remote.open()
-        found = await self.find(remote, request, keys)
+        targets = self._copying.targets(request.remote) or [self._copying.target(None)]
+        places, failures = await self._search(targets, request, keys)
+        for place in places:
+            try:
+                return await self._pull_from(place, request, keys, report, failures)
+            except (CkptfsError, OSError) as e:
+                failures.append(e if len(targets) == 1 else _of(place.target, e))
+        raise failures[-1]
+
+    async def _search(
+        self, targets: Sequence[Target], request: Pull, keys: Sequence[PublicKey]
+    ) -> tuple[list[_Place], list[CkptfsError | OSError]]:
+        """Where the version is, and why it is not elsewhere; who is slow is not waited for."""
+        places: list[_Place] = []
+        failures: list[CkptfsError | OSError] = []
+
+        async def look(target: Target) -> None:
+            try:
+                remote = target.open()
+                await remote.open()
+                places.append(_Place(target, remote, await self.find(remote, request, keys)))
+                nursery.cancel_scope.deadline = min(
+                    nursery.cancel_scope.deadline, trio.current_time() + SLOW_S
+                )
+            except (CkptfsError, OSError) as e:
+                failures.append(e if len(targets) == 1 else _of(target, e))
+
+        async with trio.open_nursery() as nursery:
+            for target in targets:
+                nursery.start_soon(look, target)
+        newest = max((one.found.record for one in places), key=lambda record: record.time_ns, default=None)
+        same = [one for one in places if newest is not None and one.found.record == newest]
+        return sorted(same, key=lambda one: targets.index(one.target)), failures
+
+    async def _pull_from(
+        self,
+        place: _Place,
+        request: Pull,
+        keys: Sequence[PublicKey],
+        report: Report,
+        failures: Sequence[CkptfsError | OSError],
+    ) -> tuple[Pulled, dict[str, Json]]:
+        target, found, parts = place.target, place.found, self._parts
         doubt = found.unit.doubt_of(found.checked, found.record, keys)
         if doubt is not None:
             raise Corrupt(f"{request.path} on {target.name} is not fetched: {doubt}")
         puller = Puller(
-            remote,
+            place.remote,
             parts.index,
             parts.segments,
             parts.ingest,
@@ -89,7 +149,8 @@ class Fetching:
         )
         name = found.unit.name if request.name is None else os.fsencode(request.name).strip(b"/")
         pulled = await puller.pull(found.record, name, found.inner)
-        return pulled, _answer(target, found, pulled, name)
+        passed: list[Json] = [str(one) for one in failures]
+        return pulled, {**_answer(target, found, pulled, name), "passed_over": passed}
 
     async def find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
         """The version that a request names. NotFound or InvalidRequest say what there is instead."""
@@ -107,6 +168,12 @@ class Fetching:
                 return Found(unit, checked, record, parts[depth:])
         there = ", ".join(sorted({os.fsdecode(head.name) for head in heads})) or "nothing"
         raise NotFound(f"{remote.url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
+
+
+def _of(target: Target, error: CkptfsError | OSError) -> CkptfsError:
+    """The same error, which says of which remote."""
+    kind = type(error) if isinstance(error, CkptfsError) else Unavailable
+    return kind(f"{target.name}: {error}")
 
 
 def _of_node(named: Sequence[RemoteUnit], node: str | None, path: str) -> RemoteUnit:

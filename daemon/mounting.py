@@ -123,7 +123,11 @@ class Mount:
         self._health = HealthLog(parts.disk, parts.index, parts.histories)
         self._digesting = self._make_digesting()
         self._copying = Copying(
-            parts, config.remote, lambda one: open_remote(one, os.environ), default_node_name()
+            parts,
+            config.remote,
+            lambda one: open_remote(one, os.environ),
+            default_node_name(),
+            config.copies,
         )
         self._quarantine = Quarantine(parts.disk, parts.index, parts.segments, self._keeper.min_free_bytes)
         self._manager = ServiceManager(os.environ)
@@ -349,5 +353,6 @@ class Mount:
             digest_pending_bytes=self._digesting.pending_bytes if self._config.digests else None,
             scrub=self._scrubbing.status(),
             remotes=self._copying.status(),
+            copies=self._copying.copies(),
             encoding=self._encoding.status(),
         )

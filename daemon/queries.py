@@ -62,6 +62,7 @@ class Facts:
     kernel_reads: int = 0
     scrub: Json = None
     remotes: Json = None
+    copies: Json = None
     encoding: Json = None
     kept: bool | None = None
     kept_why: str = "nothing is mounted"
@@ -134,6 +135,7 @@ class Queries:
             "digest_pending_bytes": facts.digest_pending_bytes,
             "scrub": facts.scrub,
             "remotes": facts.remotes,
+            "copies": facts.copies,
             "encoding": facts.encoding,
             "key": None if (key := self._keyring.public) is None else key.fingerprint,
         }

@@ -20,7 +20,7 @@ from ckptfs.daemon.config import Config, load_config
 from ckptfs.store.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
-FIXED = frozenset({"units", "key", "remote", "write_path"})
+FIXED = frozenset({"units", "key", "remote", "copies", "write_path"})
 """What a mount keeps as long as it lives: what its units are, who signs them, where copies go, how files are
 opened."""
 

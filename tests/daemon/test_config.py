@@ -64,7 +64,7 @@ def test_a_long_settle_time_takes_its_limit_along() -> None:
         ("[[policy]]\npath = '/x'\nkeep_last = 0", "`policy[0].keep_last`: expected"),
         ("[[policy]]\npath = '/x'\nkeep_days = -1", "`policy[0].keep_days`: expected"),
         ("policy = 3", "`policy`: expected"),
-        ("copies = 2", "`copies` has no effect"),
+        ("copies = 2", "`copies`: 2 of 0 remotes"),
         ("[[remote]]\nname = 'x'", "`url`"),
         ("[[remote]]\nname = 'a b'\nurl = 'file:///x'", "not a name"),
         ("[[remote]]\nname = 'x'\nurl = 'ftp://x'", "is not one of file:///"),

@@ -165,3 +165,53 @@ def test_a_remote_that_is_away_holds_back_nobody(mount_factory: Factory, tmp_pat
     assert poll(lambda: status(mount)["waiting_versions"] == 0, 30)
     assert status(mount)["failure"] is None
     assert {path.name for path in there.iterdir()} >= {"ckptfs-remote", "heads", "packs", "shards"}
+
+
+def test_two_of_three_are_enough(mount_factory: Factory, tmp_path: Path) -> None:
+    """One is away, one loses something: neither holds back a push or a pull, and both are told."""
+    names = ("a", "b", "away")
+    remotes = [{"name": name, "url": f"file://{tmp_path / name}", "push": False} for name in names]
+    for name in names[:2]:
+        (tmp_path / name).mkdir()
+    config = {"settle_s": 0.3, "copies": 2, "remote": remotes}
+    mount = mount_factory(config=config)
+    save(mount.path / "run", 1)
+    mount.publish("run")
+    assert mount.facts("status", str(mount.path))["copies"]["waiting_versions"] == 1
+    done = mount.cli("push", str(mount.path))
+    assert "nothing copied to away" in done.stdout
+    told = mount.facts("status", str(mount.path))["copies"]
+    assert (told["wanted"], told["waiting_versions"]) == (2, 0) and told["newest_safe"] is not None
+    packs = [path for path in (tmp_path / "a" / "packs").rglob("*") if path.is_file()]
+    packs[0].write_bytes(b"damaged")
+
+    second = mount_factory(config=config)
+    answer = second.facts("pull", str(second.path / "run"))
+    assert answer["remote"] == "b" and answer["live"]
+    said = " ".join(cast("list[str]", answer["passed_over"]))
+    assert "a: " in said and "away: " in said
+    assert state_of(second.path / "run") == state_of(mount.path / "run")
+    healed = second.cli("push", str(second.path), "--remote", "a", "--verify", check=False)
+    assert packs[0].name in healed.stdout and "made anew" in healed.stdout
+    third = mount_factory(config={**config, "copies": 1, "remote": remotes[:1]})
+    assert third.facts("pull", str(third.path / "run"))["remote"] == "a"
+
+
+def test_a_remote_is_collected_by_the_policies(mount_factory: Factory, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    remote = {"name": "there", "url": f"file://{tmp_path / 'there'}", "push": False}
+    mount = mount_factory(config={"settle_s": 0.3, "remote": [remote]})
+    for seed in range(3):
+        save(mount.path / "run", seed)
+        mount.publish("run")
+    assert pushed(mount, str(mount.path))["problems"] == []
+    mount.stop()
+    policy = {"path": "/*", "keep_last": 1}
+    mount = mount_factory(config={"settle_s": 0.3, "remote": [remote], "policy": [policy]}, store=mount.store)
+    would = cast(
+        "dict[str, Any]", mount.ask("remote", "gc", "there", "--dry-run", "--mount", str(mount.path))
+    )
+    did = cast("dict[str, Any]", mount.ask("remote", "gc", "there", "--mount", str(mount.path)))
+    assert would["forgotten"] == did["forgotten"] and len(did["forgotten"]) >= 2 and not did["called_off"]
+    (listing,) = cast("list[dict[str, Any]]", mount.ask("pull", str(mount.path)))
+    assert len(listing["units"][0]["versions"]) == 1
