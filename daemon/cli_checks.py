@@ -139,7 +139,14 @@ def _checked(answer: Mapping[str, object]) -> str:
     return f"{human_bytes(count)} in {answer['chunks']} chunks checked{rate}"
 
 
-def du(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> None:
+def du(
+    path: MaybeVersion,
+    by_dtype: Annotated[
+        bool, typer.Option("--by-dtype", help="By the types of tensors' values, too; looks into every file.")
+    ] = False,
+    store: StoreDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Show what a unit takes: every content in its history and on the mount counts once.
 
     With @VERSION only what that version holds. logical_bytes: the files' sizes (a file that did not
@@ -150,15 +157,17 @@ def du(path: MaybeVersion, store: StoreDir = None, as_json: AsJson = False) -> N
     from ckptfs.daemon.cli_source import opened
 
     with opened(path, store) as (source, inner):
-        answer = cast("Mapping[str, object]", source.ask(messages.Du(path=inner)))
+        answer = cast("Mapping[str, object]", source.ask(messages.Du(path=inner, by_dtype=by_dtype)))
     if as_json:
         print_json(answer)
         return
     logical, unique, stored = (cast(int, answer[f"{key}_bytes"]) for key in ("logical", "unique", "stored"))
     say(f"logical {human_bytes(logical)}, unique {human_bytes(unique)}, stored {human_bytes(stored)}")
     by_codec = cast("Mapping[str, Mapping[str, int]]", answer["by_codec"])
-    for codec, sums in by_codec.items() if by_codec.keys() - {"raw"} else ():
-        say(f"  {codec}: {human_bytes(sums['unique_bytes'])} in {human_bytes(sums['stored_bytes'])}")
+    parts = [*by_codec.items()] if by_codec.keys() - {"raw"} else []
+    parts += cast("Mapping[str, Mapping[str, int]]", answer.get("by_dtype") or {}).items()
+    for name, sums in parts:
+        say(f"  {name}: {human_bytes(sums['unique_bytes'])} in {human_bytes(sums['stored_bytes'])}")
 
 
 def gc(

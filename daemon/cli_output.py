@@ -334,6 +334,22 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "to ingest", human_bytes(cast(int, status["ingest_pending_bytes"]))
     if status.get("digest_pending_bytes") is not None:
         yield "to digest", f"at most {human_bytes(cast(int, status['digest_pending_bytes']))}"
+    yield from _encoding_lines(cast("Mapping[str, int] | None", status.get("encoding")))
+
+
+def _encoding_lines(encoding: Mapping[str, int] | None) -> Iterator[tuple[str, str]]:
+    if encoding is None:
+        return
+    if encoding["encoded_bytes"]:
+        plain, encoded = (human_bytes(encoding[f"{name}_bytes"]) for name in ("plain", "encoded"))
+        yield "encoded", f"{plain} in {encoded} since the mount"
+    if encoding["pending_bytes"]:
+        yield "to encode", f"at most {human_bytes(encoding['pending_bytes'])}"
+    if encoding["left_raw_chunks"]:
+        yield (
+            "left raw",
+            f"{encoding['left_raw_chunks']} chunks that the encoder fails of; the log names them",
+        )
 
 
 def _scrub_line(scrub: Mapping[str, object] | None) -> Iterator[tuple[str, str]]:

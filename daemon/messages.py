@@ -153,7 +153,9 @@ class Scrub(Request, frozen=True, kw_only=True):
 
 
 class Du(Request, frozen=True, kw_only=True):
-    """What a version, or all of them, take."""
+    """What a version, or all of them, take; with `by_dtype` also by the types of tensors' values."""
+
+    by_dtype: bool = False
 
 
 class Push(Request, frozen=True, kw_only=True):

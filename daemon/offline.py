@@ -135,8 +135,8 @@ class OfflineStore:
                 result = await self._files.health(address, report, lambda entry: True)
             case messages.Expect():
                 result = await self._files.expect(address, request.ways, report, lambda entry: True)
-            case messages.Du():
-                result = await self._queries.usage(address)
+            case messages.Du(by_dtype=by_dtype):
+                result = await self._queries.usage(address, by_dtype=by_dtype)
             case messages.Head():
                 result = self._queries.heads(units_of(address))
             case messages.Log(verify=True):

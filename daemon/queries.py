@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -241,7 +241,7 @@ class Queries:
             await trio.lowlevel.checkpoint()
         return found
 
-    async def usage(self, address: Address) -> Json:
+    async def usage(self, address: Address, *, by_dtype: bool = False) -> Json:
         """What a version takes, or, if none is named, all versions and the live tree together."""
         count = UsageCount(self._disk, self._namespace, self._segments)
         path = b"/".join(address.inner)
@@ -259,14 +259,14 @@ class Queries:
         if not found:
             raise nothing_there(address.text)
         usage = count.usage
+        if by_dtype:
+            await count.add_dtypes()
         return {
             "logical_bytes": usage.logical_bytes,
             "unique_bytes": usage.unique_bytes,
             "stored_bytes": usage.stored_bytes,
-            "by_codec": {
-                codec: {"unique_bytes": unique, "stored_bytes": stored}
-                for codec, (unique, stored) in sorted(usage.by_codec.items())
-            },
+            "by_codec": _sums(usage.by_codec),
+            **({"by_dtype": _sums(usage.by_dtype)} if by_dtype else {}),
             "versions": len(records),
         }
 
@@ -362,6 +362,13 @@ def _writers_json(record: WritersRecord | None) -> dict[str, Json]:
         for one in (record.writers if record is not None else ())
     ]
     return {"writers": writers, "other_writers": record.others if record is not None else 0}
+
+
+def _sums(by_name: Mapping[str, tuple[int, int]]) -> Json:
+    return {
+        name: {"unique_bytes": unique, "stored_bytes": stored}
+        for name, (unique, stored) in sorted(by_name.items())
+    }
 
 
 def public_key(text: str) -> PublicKey:

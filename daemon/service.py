@@ -142,10 +142,10 @@ class Service:
             case messages.Seal():
                 self._rights.require_owner(caller)
                 result = await self._files.seal(address, report)
-            case messages.Du():
+            case messages.Du(by_dtype=by_dtype):
                 record = self._addresses.record(address) if address.version is not None else None
                 self._rights.require_place(caller, address, record)
-                result = await self._queries.usage(address)
+                result = await self._queries.usage(address, by_dtype=by_dtype)
             case messages.Encode():
                 result = await self._encoded(caller, address, request, report)
             case messages.Unit():

@@ -11,6 +11,7 @@ versions never made.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,30 +20,36 @@ import trio
 from ckptfs.daemon.saved_files import Saved, walk
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import NotFound
+from ckptfs.store.encoding_plan import plan_file
+from ckptfs.store.errors import CkptfsError, NotFound
+from ckptfs.store.formats import Layout, parse
 from ckptfs.store.ids import RecipeId, TreeId
+from ckptfs.store.ingest_job import DistantReader, ask
+from ckptfs.store.recipe import Recipe
 from ckptfs.store.segment_format import Codec, Location
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import staging_path
 
 _SLICE = 256
+_LEAST_TENSORS_BYTES = 32 << 10
 
 
 @dataclass(slots=True)
 class Usage:
-    """The three sums; `by_codec`: unique and stored bytes of the chunks that are stored so."""
+    """The three sums; `by_codec`: unique and stored bytes of the chunks that are stored so, `by_dtype`: of
+    those that hold values of such a type ("other": of none, or of several), if somebody wants to know."""
 
     logical_bytes: int = 0
     unique_bytes: int = 0
     stored_bytes: int = 0
     by_codec: dict[str, tuple[int, int]] = field(default_factory=dict)
+    by_dtype: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add_chunk(self, location: Location, unique: int) -> None:
         """Count a chunk, of `unique` plain bytes."""
         self.stored_bytes += location.stored
         codec = Codec(location.codec).name.lower() if location.codec in set(Codec) else str(location.codec)
-        known = self.by_codec.get(codec, (0, 0))
-        self.by_codec[codec] = known[0] + unique, known[1] + location.stored
+        _add(self.by_codec, codec, unique, location.stored)
 
 
 class UsageCount:
@@ -54,7 +61,7 @@ class UsageCount:
         self._segments = segments
         self._walked: set[tuple[bytes, TreeId]] = set()
         self._contents: set[tuple[bytes, RecipeId]] = set()
-        self._recipes: set[RecipeId] = set()
+        self._recipes: dict[RecipeId, bytes] = {}
         self._chunks: set[int] = set()
         self.usage = Usage()
 
@@ -68,7 +75,7 @@ class UsageCount:
             entry = saved.entry
             if entry.recipe is not None:
                 link = b"\0%d" % entry.link if entry.link else saved.path
-                self._add_content(link, entry.recipe, entry.size)
+                self._add_content(link, entry.recipe, entry.size, saved.path)
                 await trio.lowlevel.checkpoint()
 
     async def add_live(self, ino: int, path: bytes, is_part: Callable[[int], bool]) -> None:
@@ -97,7 +104,7 @@ class UsageCount:
         content = inode.content
         if not content.staging:
             if content.base is not None:
-                self._add_content(path, content.base, inode.size)
+                self._add_content(path, content.base, inode.size, path)
             return
         found = self._disk.stat(staging_path(content.staging))
         self.usage.logical_bytes += found.st_size
@@ -105,18 +112,34 @@ class UsageCount:
         self.usage.unique_bytes += own
         self.usage.stored_bytes += own
         if content.base is not None:
-            self._add_recipe(content.base)
+            self._add_recipe(content.base, path)
 
-    def _add_content(self, path: bytes, recipe: RecipeId, size: int) -> None:
-        if (path, recipe) not in self._contents:
-            self._contents.add((path, recipe))
+    async def add_dtypes(self) -> None:
+        """Find out what was counted by the types of values. Parses every file that is not small."""
+        seen: set[int] = set()
+        for identity, path in self._recipes.items():
+            recipe = self._segments.read_recipe(identity)
+            layout = None
+            if recipe.size >= _LEAST_TENSORS_BYTES:
+                layout = await trio.to_thread.run_sync(_parsed, self._segments, recipe, os.fsdecode(path))
+            for one in plan_file(recipe, layout, {}, {}):
+                short = int.from_bytes(one.chunk[:8], "big")
+                location = self._segments.locate(one.chunk)
+                if short not in seen and location is not None:
+                    seen.add(short)
+                    _add(self.usage.by_dtype, one.dtype or "other", one.length, location.stored)
+            await trio.lowlevel.checkpoint()
+
+    def _add_content(self, name: bytes, recipe: RecipeId, size: int, path: bytes) -> None:
+        if (name, recipe) not in self._contents:
+            self._contents.add((name, recipe))
             self.usage.logical_bytes += size
-            self._add_recipe(recipe)
+            self._add_recipe(recipe, path)
 
-    def _add_recipe(self, identity: RecipeId) -> None:
+    def _add_recipe(self, identity: RecipeId, path: bytes) -> None:
         if identity in self._recipes:
             return
-        self._recipes.add(identity)
+        self._recipes[identity] = path
         for piece in self._segments.read_recipe(identity).pieces():
             if piece.chunk is None:
                 continue
@@ -129,6 +152,19 @@ class UsageCount:
             self.usage.unique_bytes += piece.length
             if location is not None:
                 self.usage.add_chunk(location, piece.length)
+
+
+def _add(sums: dict[str, tuple[int, int]], name: str, unique: int, stored: int) -> None:
+    known = sums.get(name, (0, 0))
+    sums[name] = known[0] + unique, known[1] + stored
+
+
+def _parsed(segments: Segments, recipe: Recipe, path: str) -> Layout | None:
+    """In a worker thread, as headers may be large or hostile; the bytes come from the index thread."""
+    try:
+        return parse(DistantReader(ask(segments.file_reader, recipe)), path)
+    except (CkptfsError, OSError):
+        return None
 
 
 def nothing_there(text: str) -> NotFound:

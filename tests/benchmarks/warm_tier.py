@@ -169,8 +169,8 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     )
 
 
-def measured(folder: Path, write_paths: list[str], zipnn: str | None) -> list[Result]:
-    """All series, by everybody who is there."""
+def measured(folder: Path, write_paths: list[str], zipnn: str | None, only: str) -> list[Result]:
+    """All series whose names have `only` in them, by everybody who is there."""
     peers: dict[str, Callable[[list[list[Path]], Path], int]] = {}
     if shutil.which("borg"):
         peers["borg zstd,3"] = lambda saves, home: by_borg(folder, saves, home)
@@ -180,6 +180,8 @@ def measured(folder: Path, write_paths: list[str], zipnn: str | None) -> list[Re
         peers["ZipNN"] = lambda saves, home: by_zipnn(folder, saves, zipnn)
     results = []
     for name, goal, globs in SERIES:
+        if only not in name:
+            continue
         saves = list(saves_of(folder, globs))
         result = Result(name, goal)
         for write_path in write_paths:
@@ -212,10 +214,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write-path", choices=["auto", "plain", "both"], default="both")
     parser.add_argument("--zipnn", help="a Python that has zipnn")
+    parser.add_argument("--only", default="", help="those series that have this in their names")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     write_paths = ["auto", "plain"] if asked.write_path == "both" else [asked.write_path]
-    results = measured(asked.folder, write_paths, asked.zipnn)
+    results = measured(asked.folder, write_paths, asked.zipnn, asked.only)
     show(results)
     if asked.json is not None:
         asked.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")

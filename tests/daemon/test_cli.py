@@ -55,6 +55,7 @@ STATUS: Json = {
     "free_bytes": 5 << 30,
     "ingest_pending_bytes": 0,
     "scrub": {"age_s": None, "checked_bytes": None, "corrupt": None, "healed": None, "under_way_bytes": 5},
+    "encoding": {"plain_bytes": 4096, "encoded_bytes": 2048, "pending_bytes": 1024, "left_raw_chunks": 1},
 }
 KEY = SigningKey(bytes(32)).public
 PROOF: dict[str, Json] = {
@@ -222,6 +223,7 @@ def test_the_request_of_every_command(
         (("keys", "rotate", run), messages.RotateKey(path="/run")),
         (("du", str(daemon.mountpoint)), messages.Du(path="/")),
         (("du", f"{daemon.mountpoint}@latest"), messages.Du(path="/@latest")),
+        (("du", str(daemon.mountpoint), "--by-dtype"), messages.Du(path="/", by_dtype=True)),
         (("encode", run), messages.Encode(path="/run")),
         (("encode", f"{run}@1", "--dry-run"), messages.Encode(path="/run@1", dry_run=True)),
         (("gc",), messages.Gc(path="/")),
@@ -323,6 +325,13 @@ def test_scrub_says_what_it_found(daemon: Daemon, capsys: pytest.CaptureFixture[
 
 def test_status_tells_of_the_last_scrub(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert "never" in said(capsys, 0, "status", str(daemon.mountpoint))
+
+
+def test_status_tells_what_is_encoded_and_what_the_encoder_failed_of(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said_of_it = said(capsys, 0, "status", str(daemon.mountpoint))
+    assert "4.0 KiB in 2.0 KiB" in said_of_it and "1.0 KiB" in said_of_it and "left raw" in said_of_it
 
 
 def test_log_verify_names_what_it_finds(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:

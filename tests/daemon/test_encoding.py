@@ -64,6 +64,11 @@ def test_every_version_reads_as_before(mount_factory: Callable[..., Mount], writ
     assert after["stored_bytes"] == usage["stored_bytes"] - done["plain_bytes"] + done["encoded_bytes"]
     by_codec = after["by_codec"]
     assert isinstance(by_codec, dict) and by_codec.keys() >= {"raw", "planes", "delta", "cast"}
+    by_dtype = mount.facts("du", "--by-dtype", str(mount.path / "run"))["by_dtype"]
+    assert isinstance(by_dtype, dict) and by_dtype.keys() == {"F32", "BF16", "I64", "other"}
+    for key in ("unique_bytes", "stored_bytes"):
+        assert sum(sums[key] for sums in by_dtype.values()) == after[key]
+    assert by_dtype["BF16"]["stored_bytes"] < 0.5 * by_dtype["BF16"]["unique_bytes"]
     assert encode(mount, "run")["encoded_chunks"] == 0, "once is enough"
 
     mount.stop()
