@@ -1,0 +1,124 @@
+"""encoding: what is due when, and what status says when the encoder fails of a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import trio
+from encoded_series import PATH, saves
+from saved_store import SECOND_NS, SavedStore
+
+from ckptfs.daemon.config import Config, UnitPolicy
+from ckptfs.daemon.encoding import AfterS, EncodingTask
+from ckptfs.daemon.encoding_files import EncodingFiles
+from ckptfs.daemon.encoding_worker import EncoderDied
+from ckptfs.daemon.retaining import Policies
+from ckptfs.store.encoding_plan import PlannedChunk
+from ckptfs.store.history import VersionRecord
+from ckptfs.store.ids import ChunkId
+from ckptfs.store.reencode import Encoding, Reencoder
+from ckptfs.store.segment_format import Codec
+
+NAME = PATH.encode()
+HOUR_S = 3600.0
+SERIES = saves(4, values=70_000)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SavedStore]:
+    one = SavedStore(tmp_path / "store")
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+class FailingReencoder(Reencoder):
+    """The encoder dies of some chunks."""
+
+    culprits: frozenset[ChunkId] = frozenset()
+
+    async def encode(self, planned: Sequence[PlannedChunk]) -> Encoding:
+        if any(one.chunk in self.culprits for one in planned):
+            raise EncoderDied("the process that encodes has died")
+        return await super().encode(planned)
+
+
+def task_of(store: SavedStore, after_s: AfterS) -> tuple[EncodingTask, FailingReencoder]:
+    async def end() -> None:
+        pass
+
+    reencoder = FailingReencoder(store.disk, store.index, store.segments, store.ingest.committer)
+    task = EncodingTask(
+        store.index, store.segments, store.histories, reencoder, after_s, lambda: 0, lambda: True, end,
+        now_ns=lambda: store.now_ns,
+    )  # fmt: skip
+    return task, reencoder
+
+
+async def published(store: SavedStore) -> list[VersionRecord]:
+    """Four versions, a minute apart."""
+    return [await store.publish(b"run", {NAME: one[PATH]}) for one in SERIES]
+
+
+async def encoded(store: SavedStore, record: VersionRecord) -> list[bool]:
+    """Of each version whether any chunk of it is encoded."""
+    unit = await EncodingFiles(store.segments, store.histories).of_unit(record.unit)
+    found = []
+    for save in unit.saves:
+        chunks = store.segments.read_recipe(save.files[PATH].recipe).chunks()
+        found.append(any(place.codec != Codec.RAW for one in chunks if (place := store.segments.locate(one))))
+    return found
+
+
+def test_a_save_is_encoded_when_its_time_has_come_and_never_the_newest(store: SavedStore) -> None:
+    after = Policies(()).encode_after_s(b"run", HOUR_S)
+    task, _ = task_of(store, lambda _: after)
+
+    async def scenario() -> None:
+        records = await published(store)
+        seen = []
+        for minutes in (0, 55, 1, 1, 1, 1, 600):
+            store.now_ns += minutes * 60 * SECOND_NS
+            await task.catch_up()
+            seen.append(sum(await encoded(store, records[0])))
+        # The first is three minutes older than the last; then the others follow each other by a minute.
+        assert seen == [0, 0, 0, 1, 2, 3, 3]
+        assert await encoded(store, records[0]) == [True, True, True, False]
+
+    trio.run(scenario)
+
+
+def test_a_policy_says_it_for_its_units() -> None:
+    policies = Policies(
+        (UnitPolicy(path="/scratch", encode_after_s="never"), UnitPolicy(path="/a", keep_last=2))
+    )
+    default = Config().encode_after_s
+    assert policies.encode_after_s(b"scratch", HOUR_S) is None
+    assert policies.encode_after_s(b"a", HOUR_S) == policies.encode_after_s(b"b", HOUR_S) == HOUR_S
+    assert policies.encode_after_s(b"b", default) == (None if default == "never" else default)
+
+
+def test_what_the_encoder_dies_of_is_left_and_told_and_not_tried_again(
+    store: SavedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, reencoder = task_of(store, lambda _: 0.0)
+
+    async def scenario() -> None:
+        records = await published(store)
+        unit = await EncodingFiles(store.segments, store.histories).of_unit(records[0].unit)
+        # The first holds the header, which all saves share.
+        _, victim, *_ = store.segments.read_recipe(unit.saves[1].files[PATH].recipe).chunks()
+        reencoder.culprits = frozenset([victim])
+        done = await task.catch_up()
+        assert done.encoded_chunks and await encoded(store, records[0]) == [True, True, True, False]
+        status = task.status()
+        assert isinstance(status, dict) and status["left_raw_chunks"] == 1
+        assert sum("stays as it is" in one.message for one in caplog.records) == 1
+        assert (await task.catch_up()).chunks == 0, "what was looked at is not looked at again"
+        place = store.segments.locate(victim)
+        assert place is not None and place.codec == Codec.RAW
+
+    trio.run(scenario)
