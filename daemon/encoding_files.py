@@ -31,7 +31,7 @@ from ckptfs.store.segments import Segments
 
 _NEAREST_SAVES = 4
 _KNOWN_TENSORS = 1 << 18
-_SLICE_PIECES = 1024
+_SLICE_PIECES = 512
 _KNOWN_VERSIONS = 64
 
 
@@ -113,7 +113,7 @@ class EncodingFiles:
         others comes behind them."""
         saves = [save, *self._earlier(files, save)]
         looked_at = [Save(one.step, one.number, await self._layouts_of(one)) for one in saves]
-        candidates = match_save(looked_at[0], looked_at[1:])
+        candidates = await trio.to_thread.run_sync(_candidates, looked_at)
         recipe_of: dict[tuple[int, str], Recipe] = {}
         for number, other in enumerate(saves):
             for path, one in other.files.items():
@@ -124,9 +124,10 @@ class EncodingFiles:
         found: list[tuple[SavedFile, list[PlannedChunk]]] = []
         for path, one in save.files.items():
             if chosen(one) and (0, path) in recipe_of:
-                by_name = {name: names for (where, name), names in candidates.items() if where == path}
-                planned = self._plan(recipe_of, looked_at[0], path, by_name)
-                found.append((one, [chunk for chunk in planned if chunk.chunk[:8] not in files.shared]))
+                planned = await self._plan(
+                    recipe_of, looked_at[0], path, candidates.get(path, {}), files.shared
+                )
+                found.append((one, planned))
             await trio.lowlevel.checkpoint()
         return sorted(found, key=lambda pair: any(chunk.cast_of for chunk in pair[1]))
 
@@ -146,11 +147,24 @@ class EncodingFiles:
         """Whether any file of a save is stored still."""
         return any(self._segments.locate(one.recipe) is not None for one in save.files.values())
 
-    def _plan(
-        self, recipe_of: dict[tuple[int, str], Recipe], save: Save, path: str, by_name: dict[str, Candidates]
+    async def _plan(
+        self,
+        recipe_of: dict[tuple[int, str], Recipe],
+        save: Save,
+        path: str,
+        candidates: dict[str, Candidates],
+        shared: set[bytes],
     ) -> list[PlannedChunk]:
-        planned = plan_file(recipe_of[0, path], save.files.get(path), by_name, recipe_of)
-        return sorted(planned, key=lambda chunk: bool(chunk.cast_of))
+        """The chunks of a file that are not `shared`, a slice at a time: a shard has tens of thousands."""
+        alone: list[PlannedChunk] = []
+        casts: list[PlannedChunk] = []
+        planned = plan_file(recipe_of[0, path], save.files.get(path), candidates, recipe_of)
+        for at, one in enumerate(planned):
+            if one.chunk[:8] not in shared:
+                (casts if one.cast_of else alone).append(one)
+            if at % _SLICE_PIECES == 0:
+                await trio.lowlevel.checkpoint()
+        return alone + casts
 
     async def _layouts_of(self, save: SavedFiles) -> dict[str, Layout]:
         found: dict[str, Layout] = {}
@@ -183,6 +197,14 @@ class EncodingFiles:
 
     def _recipe(self, identity: RecipeId) -> Recipe:
         return self._segments.read_recipe(identity)
+
+
+def _candidates(saves: Sequence[Save]) -> dict[str, dict[str, Candidates]]:
+    """By path and tensor; in a worker thread, as there may be a hundred thousand tensors."""
+    found: dict[str, dict[str, Candidates]] = {}
+    for (path, name), one in match_save(saves[0], saves[1:]).items():
+        found.setdefault(path, {})[name] = one
+    return found
 
 
 def raw_bytes(segments: Segments, planned: Sequence[PlannedChunk]) -> int:

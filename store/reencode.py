@@ -41,7 +41,7 @@ from ckptfs.store.segment_format import (
 from ckptfs.store.segments import Segments
 
 BATCH_BYTES = 64 << 20
-BATCH_CHUNKS = 1024
+BATCH_CHUNKS = 512
 _LOOKUPS_AT_ONCE = 128
 
 EncodeBatch = Callable[[EncodingBatch], Awaitable[Built | None]]
