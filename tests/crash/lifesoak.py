@@ -146,6 +146,8 @@ class Soak:
                 f"{self.result.write_path} round {self.result.rounds}: {self.result.kills} kills, "
                 f"{self.result.full} full disks, {self.result.calls} calls, {figures}"
             )
+            for finding in self.result.findings:
+                self._tell(f"  ! {finding}")
 
     def _round(self, seconds: float) -> None:
         clients = Clients(self._mount.path, self._chance, wait_for_room=True)
