@@ -38,7 +38,7 @@ MUTANTS = {
     "request": Mutant("the journal does not say which request was done", at_changes=True),
     "resend": Mutant("the kernel is not asked to send again what was not answered", most_kills=3),
     "reopen": Mutant("what was open is not opened again"),
-    "handles": Mutant("a repeated open or release is done twice", at_changes=True),
+    "handles": Mutant("a repeated open is counted twice", at_changes=True, most_kills=6),
     "held": Mutant("how often the kernel holds an inode is not kept"),
     "orphans": Mutant("recovery removes what has no name, whoever holds it"),
     "backing": Mutant("which backing file the kernel has is not kept", "auto"),

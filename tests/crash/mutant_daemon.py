@@ -67,6 +67,21 @@ def _recovers_alone() -> None:
     open_store.recover = recovered
 
 
+def _die_behind_a_change(*, of_handles: bool) -> None:
+    steps = Steps(random.SystemRandom().randrange(1, MOST_CHANGES))
+    if not of_handles:
+        Index.apply = steps.around(Index.apply, "apply")  # type: ignore[method-assign]
+        return
+    add = Requests.add
+
+    def added(self: Requests, kind: Kind, key: int) -> None:
+        add(self, kind, key)
+        if kind == Kind.HANDLE:
+            steps.step("after an open was counted")
+
+    Requests.add = added  # type: ignore[method-assign]
+
+
 SWITCH_OFF: dict[str, Callable[[], object]] = {
     "request": lambda: setattr(Requests, "record", _nothing),
     "resend": lambda: setattr(kernel, "ask_again", _nothing),
@@ -85,8 +100,5 @@ if __name__ == "__main__":
     del sys.argv[1:3]
     SWITCH_OFF[name]()
     if dies == "1":
-        steps = Steps(random.SystemRandom().randrange(1, MOST_CHANGES))
-        owner: Any = Requests if name == "handles" else Index
-        what = "_move" if name == "handles" else "apply"
-        setattr(owner, what, steps.around(getattr(owner, what), what))
+        _die_behind_a_change(of_handles=name == "handles")
     main()
