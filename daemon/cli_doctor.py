@@ -39,9 +39,9 @@ def doctor(
     """Find what is wrong with this machine, the mounts on it and their stores."""
     from ckptfs.daemon.config import load_config
 
-    settings = load_config(config)
+    load_config(config)  # what is wrong in it is said before anything else
     found = []
-    for one in _findings(path, store, settings.key):
+    for one in _findings(path, store, config):
         if fix:
             one = mended(one)
         found.append(one)
@@ -58,7 +58,7 @@ def doctor(
         raise Failed(1)
 
 
-def _findings(path: str | None, store: str | None, key: str) -> Iterator[Finding]:
+def _findings(path: str | None, store: str | None, config: str | None) -> Iterator[Finding]:
     from ckptfs.daemon import doctor_machine
     from ckptfs.daemon.mounts import find_mounted, mount_table
 
@@ -77,24 +77,27 @@ def _findings(path: str | None, store: str | None, key: str) -> Iterator[Finding
     if not mounts:
         yield from carried_out("clock", lambda: doctor_machine.clock(time.time_ns(), None))
     for entry in mounts:
-        yield from _of_mount(entry, key)
+        yield from _of_mount(entry, config)
     if store is not None:
-        yield from _of_store(store, key, 0)
+        yield from _of_store(store, config, 0)
 
 
-def _of_mount(entry: MountEntry, key: str) -> Iterator[Finding]:
+def _of_mount(entry: MountEntry, config: str | None) -> Iterator[Finding]:
+    """`config`: the file that was given; else the one that the daemon says it has read."""
     from ckptfs.daemon import doctor_machine, doctor_mount
 
     answers = list(carried_out("mount", lambda: doctor_mount.answering(entry)))
     yield from answers
     yield from carried_out("containers", lambda: doctor_mount.seen_by(entry))
     if any(one.level is Level.PROBLEM for one in answers):
-        yield from _of_store(entry.source, key, 0)
+        yield from _of_store(entry.source, config, 0)
         return
     newest: list[Mapping[str, object]] = []
+    read: list[str | None] = [config]
 
     def status() -> Iterator[Finding]:
         said = doctor_mount.ask(entry)
+        read.append(config or cast("str | None", said.get("config")))
         newest.extend(doctor_mount.newest_versions(entry, said))
         yield from doctor_mount.said_by(said)
 
@@ -103,18 +106,19 @@ def _of_mount(entry: MountEntry, key: str) -> Iterator[Finding]:
     yield from carried_out("clock", lambda: doctor_machine.clock(time.time_ns(), max(times, default=None)))
     yield from carried_out("modes", lambda: doctor_mount.owner_only(entry))
     yield from _of_store(
-        entry.source, key, max((cast(int, one["logical_bytes"]) for one in newest), default=0)
+        entry.source, read[-1], max((cast(int, one["logical_bytes"]) for one in newest), default=0)
     )
 
 
-def _of_store(store: str, key: str, save_bytes: int) -> Iterator[Finding]:
+def _of_store(store: str, config: str | None, save_bytes: int) -> Iterator[Finding]:
     from ckptfs.daemon import doctor_store
+    from ckptfs.daemon.config import load_config
     from ckptfs.daemon.keys import key_path
 
     yield from carried_out("store", lambda: doctor_store.store(store))
     yield from carried_out("holes", lambda: doctor_store.punching(store))
     yield from carried_out("room", lambda: doctor_store.room(store, save_bytes))
-    yield from carried_out("key", lambda: doctor_store.key(key_path(key), store))
+    yield from carried_out("key", lambda: doctor_store.key(key_path(load_config(config).key), store))
     yield from carried_out("kept aside", lambda: doctor_store.kept_aside(store))
 
 

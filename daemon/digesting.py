@@ -129,8 +129,25 @@ class Digesting:
 
     @property
     def pending_bytes(self) -> int:
-        """At most how many bytes are still to be read; what several versions share counts for each."""
+        """At most how many bytes are still to be read of the versions that `run` has taken up; what several
+        share counts for each."""
         return max(0, self._current_bytes) + sum(due.size_bytes for due in self._due)
+
+    async def waiting_bytes(self) -> int:
+        """The same of all versions; found in steps."""
+        waiting = 0
+        if listed(self._histories) != self._state:
+            for unit in self._histories.units():
+                start: bytes | None = version_key(unit.unit, self._known_of(unit.unit) + 1)
+                while rows := self._versions(unit.unit, start):
+                    waiting += sum(version_of(value).logical_bytes for _, value in rows)
+                    start = rows[-1][0] + b"\0"
+                    await trio.lowlevel.checkpoint()
+        return waiting + self.pending_bytes
+
+    def _known_of(self, unit: UnitId) -> int:
+        known = self._known.get(unit)
+        return self._noted(unit) if known is None else known
 
     async def run(self) -> None:
         """Make digests of whatever has none, for ever; cancelled at shutdown."""

@@ -78,6 +78,7 @@ class Mount:
         self._parts = parts
         self._path = path
         self._config = config
+        self._config_path = None if config_path is None else os.path.abspath(config_path)
         self._allow_other = may_allow_other()
         self._policies = Policies(config.policy)
         self.face = Face(
@@ -350,7 +351,8 @@ class Mount:
             mountpoint=self._path,
             ingest_pending_bytes=await pending_bytes(self.face),
             kernel_reads=self.face.passthrough.stored_nodes,
-            digest_pending_bytes=self._digesting.pending_bytes if self._config.digests else None,
+            digest_pending_bytes=await self._digesting.waiting_bytes() if self._config.digests else None,
+            config=self._config_path,
             scrub=self._scrubbing.status(),
             remotes=self._copying.status(),
             copies=self._copying.copies(),

@@ -52,7 +52,8 @@ _SLICE_ROWS = 1024
 class Facts:
     """What `status` says of the mount itself; `write_path` is None where nothing is mounted, `kernel_reads`
     counts the stored files that are open and read by the kernel itself. `kept`: whether the mount outlives
-    its daemon; None: nobody is there who could keep it, or nothing is mounted."""
+    its daemon; None: nobody is there who could keep it, or nothing is mounted. `config`: the configuration
+    that was read, None if none was given."""
 
     write_path: str | None
     why: str
@@ -66,6 +67,7 @@ class Facts:
     encoding: Json = None
     kept: bool | None = None
     kept_why: str = "nothing is mounted"
+    config: str | None = None
 
 
 class Queries:
@@ -128,6 +130,7 @@ class Queries:
             "kernel_reads": facts.kernel_reads,
             "kept": facts.kept,
             "kept_why": facts.kept_why,
+            "config": facts.config,
             "units": [self._unit_row(unit) for unit in units],
             "stored_bytes": self._segments.payload_bytes(),
             "free_bytes": self._disk.space().available,

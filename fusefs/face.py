@@ -48,7 +48,7 @@ from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError, NotFound
+from ckptfs.store.errors import CkptfsError, NoSpace, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import UNIT_ID_BYTES, RecipeId
 from ckptfs.store.index import Change, Index, Table
@@ -160,6 +160,7 @@ class Face:
             self.requests.resume(store.index)
             self._reopen()
         self._keep_failures()
+        self._keep_suspects()
 
     def configure(self, settings: FaceSettings) -> None:
         """Other settings, from now on. Which directories are units, and who owns the root, stays."""
@@ -317,6 +318,23 @@ class Face:
         staging.on_failed = lambda number, error: notes.put(
             Kind.FAILED, number, (error.errno or errno.EIO).to_bytes(8, "little")
         )
+
+    def _keep_suspects(self) -> None:
+        """Which segments are not trusted, too: who opens one of them anew is refused, by every daemon."""
+        suspect, notes = self._store.segments.suspect, self.state.notes
+        for number, _ in notes.items(Kind.SUSPECT):
+            suspect.add(number)
+
+        def keep(number: int, is_one: bool) -> None:
+            if not is_one:
+                notes.delete(Kind.SUSPECT, number)
+                return
+            try:
+                notes.put(Kind.SUSPECT, number, b"")
+            except NoSpace as e:
+                log.warning("a segment is not trusted, and the next daemon will not know: %s", e)
+
+        suspect.on_change = keep
 
     def _live_recipe(self, ino: int) -> Recipe | None:
         content = self.namespace.inode(ino).content

@@ -48,4 +48,5 @@ _CHECKS: dict[Kind, Callable[[bytes], object]] = {
     Kind.UNPRIVILEGED: _of_length(0),
     Kind.FAILED: _of_length(8),
     Kind.LETTING_GO: _of_length(8),
+    Kind.SUSPECT: _of_length(0),
 }

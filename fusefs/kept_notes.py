@@ -49,6 +49,8 @@ class Kind(IntEnum):
     """Staging file of which a sync failed → errno (u64)."""
     LETTING_GO = 11
     """0 → the backing id that is being closed (u64)."""
+    SUSPECT = 12
+    """Segment in which a chunk was found bad → empty."""
 
 
 class Notes:

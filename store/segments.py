@@ -11,7 +11,7 @@ one pread per run of verified neighbours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ckptfs.store.chunk_files import ChunkFiles
@@ -44,6 +44,26 @@ _REQUEST_BYTES = 1 << 20
 _DECODED_BYTES = 64 << 20
 
 
+class Suspects(set[int]):
+    """Segments that are not trusted, by number. `on_change(number, whether it is one)` may keep account."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_change: Callable[[int, bool], None] = lambda number, suspect: None
+
+    def add(self, number: int) -> None:
+        """Trust it no longer."""
+        if number not in self:
+            super().add(number)
+            self.on_change(number, True)
+
+    def discard(self, number: object) -> None:
+        """Trust it again."""
+        if isinstance(number, int) and number in self:
+            super().discard(number)
+            self.on_change(number, False)
+
+
 class Segments:
     """The stored chunks. Every method belongs to the index thread.
 
@@ -63,7 +83,7 @@ class Segments:
         self._buffer = memoryview(bytearray(_REQUEST_BYTES))
         self.verified = Verified()
         self.pins = Pins()
-        self.suspect: set[int] = set()
+        self.suspect = Suspects()
         self.damaged: set[int] = set()
         self.corruptions: deque[tuple[ChunkId, Place]] = deque(maxlen=_CORRUPTIONS)
         self.corruption_count = 0

@@ -15,6 +15,7 @@ import trio
 
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
+from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.fusefs.recording import Request
 from ckptfs.store.disk import Disk, Space
 from ckptfs.store.history import VersionRecord
@@ -50,10 +51,15 @@ class SmallFace:
     def __init__(self, parts: OpenStore) -> None:
         self.parts = parts
         self.uid = 0
+        self.again(None)
+
+    def again(self, taken_over: KeptState | None) -> None:
+        """Make the face, or, as the next daemon would, another one that takes a session over."""
+        parts = self.parts
         store = StoreParts(
             parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories
         )
-        self.face = Face(store, FaceSettings(0.0, 1.0, (), (0, 0)), NoRoom(parts.disk))
+        self.face = Face(store, FaceSettings(0.0, 1.0, (), (0, 0)), NoRoom(parts.disk), taken_over)
 
     def make(self, parent: int, tree: Tree) -> None:
         """Make directories and files, written and closed."""

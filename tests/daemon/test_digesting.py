@@ -97,7 +97,9 @@ def test_each_content_once_and_the_newest_version_first(world: World, rng: rando
     first = world.publish(a=a, b=b)
     other = world.publish("other", b=b, tiny=b"x")
     last = world.publish(a=a, c=c)
+    assert trio.run(world.digesting.waiting_bytes) == 5 * 300_000 + 1, "nobody has taken it up yet"
     world.catch_up()
+    assert trio.run(world.digesting.waiting_bytes) == 0
     assert world.has(first, "a", a) and world.has(first, "b", b) and world.has(last, "c", c)
     assert world.has(other, "b", b) and world.has(other, "tiny", b"x")
     assert set(world.order[:2]) == {world.recipe(last, "a"), world.recipe(last, "c")}

@@ -104,6 +104,12 @@ def test_a_public_half_of_another_key(mount: Mount) -> None:
     assert "is not the public half" in problems(doctor(mount))["key"]
 
 
+def test_the_key_is_that_of_the_configuration_that_the_daemon_has_read(mount: Mount) -> None:
+    done = mount.cli("doctor", str(mount.path), "--json", check=False)
+    (key,) = [row for row in json.loads(done.stdout) if row["check"] == "key"]
+    assert str(key_of(mount)) in key["said"]
+
+
 def test_a_key_that_is_none(mount: Mount) -> None:
     key_of(mount).write_text("-----BEGIN PRIVATE KEY-----\nnonsense\n-----END PRIVATE KEY-----\n")
     assert "cannot use the signing key" in problems(doctor(mount))["key"]

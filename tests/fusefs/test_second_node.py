@@ -17,6 +17,7 @@ from small_face import NoRoom, SmallFace, small_face
 from small_store import random_bytes, safetensors
 
 from ckptfs.fusefs import kernel, passthrough
+from ckptfs.fusefs.kept_state import KeptState
 from ckptfs.fusefs.kernel_caches import KernelCaches
 from ckptfs.fusefs.nodes import SECOND_NODE
 from ckptfs.store.inode import ROOT_INO
@@ -191,3 +192,19 @@ def test_what_was_found_damaged_is_handed_out_no_more(tmp_path: Path, backing: s
         assert not small.face.files.open_files and not backing
 
     with_saved_file(tmp_path / "store", lambda small: trio.run(main, small))
+
+
+def test_the_next_daemon_knows_what_was_found_damaged(tmp_path: Path) -> None:
+    """Who has it open goes on by the kernel; whoever opens it anew must be refused."""
+
+    def look(small: SmallFace) -> None:
+        suspect, state = small.parts.segments.suspect, small.face.state
+        for number in (5, 6):
+            suspect.add(number)
+        suspect.discard(6)
+        suspect.clear()  # as in another process
+        small.parts.index.commit()
+        small.again(KeptState(state.fd))
+        assert suspect == {5}
+
+    with_saved_file(tmp_path / "store", look)
