@@ -71,6 +71,7 @@ CASES = [
     Case("CkptfsIngestLag", {named("ckptfs_ingest_pending_bytes"): "0 20000000000x60 0x5"}, [45], [10, 63]),
     Case("CkptfsIngestLag", {named("ckptfs_ingest_pending_bytes"): "0 20000000000 " * 30}, [], [20, 50]),
     Case("CkptfsPublishLag", {named("ckptfs_publish_waiting_seconds"): "0+60x30 0x10"}, [25], [10, 18, 35]),
+    Case("CkptfsNotKept", {named("ckptfs_session_kept"): "1x10 0x10 1x10"}, [18], [5, 13, 25]),
     Case("CkptfsRestarts", {named("process_start_time_seconds"): "1x5 2x5 3x5 4x200"}, [20], [8, 120]),
     Case(
         "CkptfsReadErrors",
