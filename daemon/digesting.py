@@ -281,14 +281,14 @@ class Digesting:
             await self._look_at(made, due, record, saved)
             self._current_bytes -= saved.entry.size
             if made.is_enough:
-                self._record(record.unit, made)
+                await self._record(record.unit, made)
                 made = _Made()
-        self._record(record.unit, made)
+        await self._record(record.unit, made)
 
-    def _record(self, unit: UnitId, made: _Made) -> None:
+    async def _record(self, unit: UnitId, made: _Made) -> None:
         self._digests.record(unit, made.digests)
-        if self._health is not None:
-            self._health.record(unit, made.health)
+        if self._health is not None and made.health:
+            await self._health.record(unit, made.health)
 
     async def _look_at(self, made: _Made, due: _Due, record: VersionRecord, saved: Saved) -> None:
         """Add to what was made what there is to know of one content."""

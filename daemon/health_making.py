@@ -15,7 +15,7 @@ from ckptfs.daemon.saved_files import Saved, walk
 from ckptfs.daemon.saved_layouts import saved_layout
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.health_log import HealthLog
-from ckptfs.store.health_records import ContentHealth, HealthSum, VersionHealth
+from ckptfs.store.health_records import ContentHealth, HealthSum, VersionHealth, encoded_records
 from ckptfs.store.health_run import HealthRun
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import RecipeId, TreeId, UnitId
@@ -49,9 +49,11 @@ class HealthMaking:
         layout = await saved_layout(self._segments, self._limiter, record.top, saved)
         return HealthRun(() if layout is None else layout.tensors)
 
-    def record(self, unit: UnitId, found: Mapping[RecipeId, ContentHealth | None]) -> None:
-        """Record what was found; as HealthLog.record."""
-        self._log.record(unit, found)
+    async def record(self, unit: UnitId, found: Mapping[RecipeId, ContentHealth | None]) -> None:
+        """Record what was found (None: no float tensor); as HealthLog.record."""
+        contents = {recipe: one for recipe, one in found.items() if one is not None}
+        made = await trio.to_thread.run_sync(encoded_records, contents, limiter=self._limiter)
+        self._log.record(unit, made, found.keys() - contents.keys())
 
     async def sum_up(self, record: VersionRecord) -> None:
         """Note what the contents of a version add up to. Durable when: the next commit was made."""
@@ -77,10 +79,7 @@ class HealthMaking:
 
     def _of(self, recipe: RecipeId) -> HealthSum | None:
         """The sum over a content's tensors; None if that is not known."""
-        if not self._log.has(recipe):
-            return None
         try:
-            found = self._log.of(recipe)
+            return self._log.sum_of(recipe)
         except Corrupt:
             return None
-        return HealthSum() if found is None else found.total

@@ -8,19 +8,20 @@ Source: FORMAT.md, "Health".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.health_records import (
     NO_TENSORS,
     ContentHealth,
+    HealthRecord,
+    HealthSum,
     VersionHealth,
     decode_content_row,
-    decode_health_record,
+    decode_content_sum,
     decode_version_row,
     encode_version_row,
-    records_of,
 )
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import RecordKind
@@ -49,22 +50,34 @@ class HealthLog:
         encoded = self._index.get(Table.HEALTH, recipe)
         return None if encoded is None else decode_content_row(encoded)
 
-    def record(self, unit: UnitId, contents: Mapping[RecipeId, ContentHealth | None]) -> None:
-        """Record what was found in contents that a version of `unit` has (None: no float tensor, which is a
-        row and no record); those that are gone are left out.
+    def sum_of(self, recipe: RecipeId) -> HealthSum | None:
+        """The sum over the float tensors of a content; None if it was not looked at. Corrupt as for `of`."""
+        encoded = self._index.get(Table.HEALTH, recipe)
+        return None if encoded is None else decode_content_sum(encoded)
+
+    def record(
+        self, unit: UnitId, made: Sequence[tuple[HealthRecord, bytes]], without: Iterable[RecipeId] = ()
+    ) -> None:
+        """Record what was found in contents that a version of `unit` has, as `encoded_records` makes it;
+        contents `without` a float tensor get a row and no record. Those that are gone get no row.
 
         NoSpace: the rest is not recorded. ReadOnly: the history takes nothing more until the next start.
         Durable when: this returned; the rows of contents without a tensor at the next commit.
         """
-        self._flag(bool(contents))
-        stored = {one: found for one, found in contents.items() if self._is_stored(one)}
-        for record in records_of({one: found for one, found in stored.items() if found is not None}):
-            encoded = record.encode()
-            assert decode_health_record(encoded) == record, "a health record does not decode to itself"
-            change = Change()
-            put_health(record, change)
-            self._histories.append_record(unit, RecordKind.HEALTH, encoded, change)
-        self._put_empty(one for one, found in stored.items() if found is None)
+        for record, encoded in made:
+            contents = {one: found for one, found in record.contents.items() if self._is_stored(one)}
+            if contents:
+                self._flag()
+                change = Change()
+                put_health(HealthRecord(contents), change)
+                self._histories.append_record(unit, RecordKind.HEALTH, encoded, change)
+        change = Change()
+        for recipe in without:
+            if self._is_stored(recipe):
+                change.put(Table.HEALTH, recipe, NO_TENSORS)
+        if change.operations:
+            self._flag()
+            self._index.apply(change)
 
     def of_version(self, unit: UnitId, number: int) -> VersionHealth | None:
         """What the contents of a version add up to; None: not known, as where the row is damaged."""
@@ -97,14 +110,7 @@ class HealthLog:
     def _is_stored(self, recipe: RecipeId) -> bool:
         return self._index.get(Table.CHUNK, recipe) is not None
 
-    def _put_empty(self, recipes: Iterable[RecipeId]) -> None:
-        change = Change()
-        for recipe in recipes:
-            change.put(Table.HEALTH, recipe, NO_TENSORS)
-        if change.operations:
-            self._index.apply(change)
-
-    def _flag(self, is_needed: bool) -> None:
-        if is_needed and not self._is_flagged:
+    def _flag(self) -> None:
+        if not self._is_flagged:
             add_ro_compat(self._disk, HEALTH)
             self._is_flagged = True

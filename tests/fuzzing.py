@@ -41,7 +41,12 @@ from ckptfs.store.gc import (
     references_of_tree,
 )
 from ckptfs.store.hashing import chunk_id, crc64
-from ckptfs.store.health_records import decode_content_row, decode_health_record, decode_version_row
+from ckptfs.store.health_records import (
+    decode_content_row,
+    decode_content_sum,
+    decode_health_record,
+    decode_version_row,
+)
 from ckptfs.store.history import decode_mark, decode_unit, decode_version
 from ckptfs.store.history_mirror import version_of
 from ckptfs.store.history_scan import scan_history
@@ -210,6 +215,9 @@ def decoders() -> dict[str, Decoder]:
         "health record": Decoder(decode_health_record, _hex("health")),
         "health row": Decoder(
             decode_content_row, tuple(bytes.fromhex(row) for v in vectors("health") for row in v["rows"])
+        ),
+        "health row's sum": Decoder(
+            decode_content_sum, tuple(bytes.fromhex(row) for v in vectors("health") for row in v["rows"])
         ),
         "version's health row": Decoder(
             decode_version_row, tuple(bytes.fromhex(v["version_row"]) for v in vectors("health"))

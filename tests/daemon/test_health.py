@@ -234,7 +234,7 @@ def test_it_goes_with_its_content_and_its_version(world: World) -> None:
     trio.run(sweeper.collect)
     assert not world.log.has(gone) and world.log.has(kept)
     assert not scrub(world.store).findings
-    world.log.record(first.unit, {gone: None})
+    world.log.record(first.unit, [], [gone])
     assert not world.log.has(gone), "made while the content went: left out"
 
 

@@ -1,4 +1,4 @@
-"""`ckptfs.gpu.verify` on a bf16 model in a device's memory: `verify_on_device.py [cpu|cuda:0]`.
+"""`ckptfs.gpu.verify` on a bf16 model in a device's memory: `verify_on_device.py [cpu|cuda:0] [--small]`.
 
 The one rule: no mount is needed, so it runs wherever the device is; what to expect is made from the bytes of
 a safetensors file, as the daemon makes it. Prints one JSON object; ends with 1 if anything is wrong.
@@ -27,12 +27,12 @@ WIDTH = 2048
 REPEATS = 5
 
 
-def model(device: str) -> torch.nn.Module:
-    """About 0.8 GB of bf16, with tied embeddings."""
+def model(device: str, layers: int) -> torch.nn.Module:
+    """About 0.8 GB of bf16 in LAYERS layers, with tied embeddings."""
     torch.manual_seed(3)
     blocks = [
         torch.nn.Sequential(torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.LayerNorm(4 * WIDTH))
-        for _ in range(LAYERS)
+        for _ in range(layers)
     ]
     whole = torch.nn.ModuleDict(
         {"embed": torch.nn.Embedding(1000, WIDTH), "blocks": torch.nn.ModuleList(blocks)}
@@ -43,8 +43,8 @@ def model(device: str) -> torch.nn.Module:
     return whole.to(torch.bfloat16).to(device)
 
 
-def main(device: str) -> int:
-    module = model(device)
+def main(device: str, layers: int) -> int:
+    module = model(device, layers)
     state = {name: one.cpu() for name, one in module.state_dict().items() if name != "head.weight"}
     expectation = expectation_of({"model.safetensors": safetensors.torch.save(state)})
     bad: list[str] = []
@@ -63,28 +63,37 @@ def main(device: str) -> int:
     expect(tied.tied_to == "embed.weight", "tied weights are hashed once")
 
     # What torch has queued and not done yet has to be seen: no synchronisation here.
-    weight = module.get_parameter("blocks.7.0.weight")
+    changed = f"blocks.{layers - 1}.0.weight"
+    weight = module.get_parameter(changed)
     with torch.no_grad():
         weight.view(torch.int16)[4000, 77] ^= 1 << 14
     flipped = gpu.verify(module, expectation)
-    expect([one.name for one in flipped.corrupt] == ["blocks.7.0.weight"], str(flipped))
+    expect([one.name for one in flipped.corrupt] == [changed], str(flipped))
     offset = (4000 * WIDTH + 77) * 2 // (256 << 10) * (256 << 10)
     expect([one.offset for one in flipped.corrupt[0].bad] == [offset], "the chunk of the flipped bit")
     with torch.no_grad():
         weight.view(torch.int16)[4000, 77] ^= 1 << 14
     expect(gpu.verify(module, expectation).ok, "right again")
 
-    odd = {"embed.weight": module.get_parameter("embed.weight").t(), "blocks.0.0.weight": weight.float()}
+    odd = {"embed.weight": module.get_parameter("embed.weight").t(), changed: weight.float()}
     reasons = [one.refusal and one.refusal.reason for one in gpu.verify(odd, expectation).tensors]
     expect(reasons == [Reason.NOT_CONTIGUOUS, Reason.DTYPE], str(reasons))
     rate = report.hashed_bytes / min(seconds) / 1e9
     print(
         json.dumps(
-            {"device": device, "bytes": report.hashed_bytes, "seconds": seconds, "gb_s": rate, "bad": bad}
+            {
+                "stage": "verify",
+                "device": device,
+                "bytes": report.hashed_bytes,
+                "seconds": seconds,
+                "call_GBps": round(rate, 1),
+                "bad": bad,
+            }
         )
     )
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cuda:0"))
+    given = [argument for argument in sys.argv[1:] if argument != "--small"]
+    sys.exit(main(given[0] if given else "cuda:0", 1 if "--small" in sys.argv else LAYERS))

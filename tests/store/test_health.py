@@ -27,6 +27,7 @@ from ckptfs.store.health_records import (
     TensorHealth,
     VersionHealth,
     decode_content_row,
+    decode_content_sum,
     decode_health_record,
     decode_version_row,
     encode_content_row,
@@ -235,12 +236,13 @@ def test_what_is_encoded_is_decoded(record: HealthRecord) -> None:
     assert decode_health_record(record.encode()) == record
     for one in record.contents.values():
         assert decode_content_row(encode_content_row(one)) == one
+        assert decode_content_sum(encode_content_row(one)) == one.total
     version = VersionHealth(sum((one.total for one in record.contents.values()), HealthSum()), 3)
     assert decode_version_row(encode_version_row(version)) == version
 
 
 def test_the_row_of_a_content_without_a_tensor() -> None:
-    assert decode_content_row(NO_TENSORS) is None
+    assert decode_content_row(NO_TENSORS) is None and decode_content_sum(NO_TENSORS) == HealthSum()
 
 
 @settings(deadline=None, max_examples=300)
@@ -315,7 +317,7 @@ def test_contents_rise_and_are_not_too_many() -> None:
 
 @pytest.mark.parametrize("encoded", [b"\x90", b"\xff", encode_version_row(VersionHealth(HealthSum(), -1))])
 def test_a_row_that_nobody_writes_is_corrupt(encoded: bytes) -> None:
-    for decode in (decode_content_row, decode_version_row):
+    for decode in (decode_content_row, decode_content_sum, decode_version_row):
         with pytest.raises(Corrupt):
             decode(encoded)
 
