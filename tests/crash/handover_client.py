@@ -329,7 +329,10 @@ class Reader(Client):
             self._saved = os.open("weights", os.O_RDONLY, dir_fd=self._saved_folder)
             self.shared.append(self.calls)
         assert self.call(os.pread, self._saved, 9000, at) == self._content[at : at + 9000]
-        assert "weights" in self.call(os.listdir, self._saved_folder)
+        names = self.call(os.listdir, self._saved_folder)
+        if not names and self.waits_for_room:
+            raise FileNotFoundError  # to readdir(3) a directory that is gone is one that has ended
+        assert "weights" in names
         assert self.call(lambda: os.stat("weights", dir_fd=self._saved_folder)).st_size == self._SIZE
         if self.chance.random() < 0.02:
             self._leave_version()
