@@ -24,6 +24,7 @@ from ckptfs.store.formats import Layout, Reader, parse
 _WINDOW_BYTES = 16 << 20
 _MOST_JSON_BYTES = 64 << 20
 _MOST_ERROR = 500
+_SIBLING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TORCH = ("torch-zip", "torch-legacy")
 
 
@@ -54,9 +55,10 @@ def layout_of(path: str) -> Layout | None:
     folder = os.path.dirname(path)
 
     def sibling(name: str) -> Reader | None:
-        if "/" in name or not os.path.isfile(os.path.join(folder, name)):
+        try:
+            fd = os.open(os.path.join(folder, name.replace("/", "_")), _SIBLING)
+        except OSError:
             return None
-        fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
         opened.append(fd)
         return FileReader(fd)
 

@@ -79,6 +79,9 @@ class Following:
             folder = self._folders.get(path)
             if folder is not None:
                 self._quiet.forget(folder.number)
+                for what in folder.changed:
+                    if what[-1:] and what[-1] not in folder.files:
+                        self._files.pop(what, None)
                 folder.changed.clear()
         self._news -= self._taken
         for path in self._settled & self._folders.keys():

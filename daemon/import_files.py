@@ -98,8 +98,18 @@ class FileTaker:
         return taken
 
     async def _take_group(self, group: Sequence[tuple[Path, Found]]) -> dict[Path, Taken]:
-        parts = self._parts
-        staged = [await self._stage(path, found) for path, found in group]
+        staged: list[_Staged] = []
+        try:
+            for path, found in group:
+                staged.append(await self._stage(path, found))
+            return await self._store(staged)
+        except BaseException:
+            # Of those that were stored the name may go early: nothing but the segment is needed.
+            for one in staged:
+                self._parts.staging.drop(one.number)
+            raise
+
+    async def _store(self, staged: Sequence[_Staged]) -> dict[Path, Taken]:
         stored: dict[object, Ingested] = {}
 
         def commit(change: Change, done: list[Ingested]) -> list[object]:
@@ -107,7 +117,7 @@ class FileTaker:
             return []
 
         candidates = [self._candidate(one) for one in staged]
-        report = await parts.ingest.store_files(candidates, commit, self._held)
+        report = await self._parts.ingest.store_files(candidates, commit, self._held)
         for _, error in report.failed:
             raise error
         if len(stored) < len(staged):
@@ -144,6 +154,10 @@ class FileTaker:
                     self._copy(source, fd, seen.size)
                 self._count(way, seen.size)
                 return _Staged(number, path, seen, False)
+        except BaseException:
+            if number >= 0:
+                trio.from_thread.run_sync(self._parts.staging.drop, number)
+            raise
         finally:
             if fd >= 0:
                 disk.close(fd)

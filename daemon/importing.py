@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 import trio
 
+from ckptfs.daemon.addresses import ROOT_UNIT
 from ckptfs.daemon.import_files import FileTaker, Path, Taken, has_no_writer
 from ckptfs.daemon.import_plan import (
     Found,
@@ -36,6 +37,7 @@ from ckptfs.daemon.import_trees import TreeMaker
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.outside import Outside
 from ckptfs.fusefs.facts import Facts, VersionFacts
+from ckptfs.fusefs.mutations import VERSIONS_NAME
 from ckptfs.store.errors import Conflict, InvalidRequest, Unavailable
 from ckptfs.store.histories import Unit
 from ckptfs.store.history import IMPORTED, VersionRecord
@@ -356,7 +358,8 @@ class _Run:
 
 def check_unit_name(name: bytes) -> None:
     """InvalidRequest unless a unit may be called so."""
-    if not name or b"\0" in name or {b"", b".", b".."} & {*name.split(b"/")}:
+    parts = {*name.split(b"/")}
+    if not name or b"\0" in name or name == ROOT_UNIT or {b"", b".", b"..", VERSIONS_NAME} & parts:
         raise InvalidRequest(f"{os.fsdecode(name)!r} is no name for a unit; give another with --as")
 
 

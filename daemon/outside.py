@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from ckptfs.daemon.import_plan import Found, with_names
 from ckptfs.daemon.mounts import mount_table
+from ckptfs.fusefs.mutations import VERSIONS_NAME
 from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
 
 MOST_DEPTH = 100
@@ -169,6 +170,10 @@ def _scanned(fd: int, name: bytes, device: int, text: str, depth: int) -> Found:
         raise InvalidRequest(f"another file system is mounted at {text}; unmount it, or import it by itself")
     children = []
     for child in sorted(map(os.fsencode, os.listdir(fd))):
+        if child == VERSIONS_NAME:
+            raise InvalidRequest(
+                f"{text}/.versions has a name that is ckptfs's own; rename it, or import from it"
+            )
         found = _child(fd, child, device, text, depth)
         if found is not None:
             children.append(found)

@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import trio
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from small_store import safetensors
 
 from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.messages import Import
@@ -56,17 +59,6 @@ _OUTSIDE_CALLS = ("remove", "remove_directory")
 _MOST_TRIES = 60
 
 
-def safetensors(tensors: dict[str, bytes]) -> bytes:
-    """A file of byte tensors."""
-    header, at = {}, 0
-    for name, content in tensors.items():
-        header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [at, at + len(content)]}
-        at += len(content)
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return struct.pack("<Q", len(encoded)) + encoded + b"".join(tensors.values())
-
-
 def make_run(folder: Path, checkpoints: int = CHECKPOINTS, size: int = 120_000) -> None:
     """A run as HF Trainer leaves one: checkpoints an hour apart, most of each as in the one before."""
     for number in range(1, checkpoints + 1):
@@ -81,7 +73,7 @@ def make_run(folder: Path, checkpoints: int = CHECKPOINTS, size: int = 120_000) 
 def make_checkpoint(place: Path, step: int, size: int) -> None:
     """A save of HF Trainer's; a fifth of its `size` is its own."""
     place.mkdir(parents=True)
-    base, head = random.Random(1).randbytes(size), random.Random(step).randbytes(size // 4)
+    base, head = random.Random(1).randbytes(size), random.Random(step).randbytes(size // 16 * 4)
     (place / "model.safetensors").write_bytes(safetensors({"base": base, "head": head}))
     (place / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
     (place / "config.json").write_text("{}")

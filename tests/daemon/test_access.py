@@ -13,6 +13,7 @@ from filled_store import KEY, FilledStore, answered
 from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
 from ckptfs.daemon.control import Report
+from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.messages import AnyRequest, Json, Progress
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.rights import Caller, Modes
@@ -128,6 +129,8 @@ def world(filled_store: FilledStore) -> World:
         scrub,
         rotate,
         cast(Any, None),  # no test here asks for a remote
+        cast(Any, None),  # nor for an import
+        DrillNotes(filled_store.index),
         encode,
     )
     return World(filled_store, service, above, made_units, rolling_back)
@@ -288,9 +291,12 @@ def test_a_rollback_of_what_is_no_unit_is_refused(world: World) -> None:
 def test_the_rest_is_the_owners(world: World) -> None:
     for request in (
         messages.Forget(path="/open@1"), messages.Unit(path="/open"), messages.Gc(), messages.Scrub(),
-        messages.Encode(path="/open"),
+        messages.Encode(path="/open"), messages.Import(path="/new", source="/open"),
+        messages.Drilled(path="/open@1", outcome="good"),
     ):  # fmt: skip
         assert world.refused(MINE, request) is NotPermitted
+    note = world.ask(OWNER, messages.Drilled(path="/open@1", outcome="suspect", recovery_s=2.0))
+    assert answered(note)["outcome"] == "suspect" and answered(note)["number"] == 1
     assert world.refused(MINE, messages.Seal(path="/open/x@1")) is NotPermitted
     assert answered(world.ask(OWNER, messages.Seal(path="/open/x@1")))["path"] == "x"
     assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES, "dry_run": False}

@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 import torch
 import trio
-from import_kills import KEY, make_checkpoint, safetensors
+from import_kills import KEY, make_checkpoint
 from mounting import Mount
+from small_store import safetensors
 
 from ckptfs.daemon import drill_loader, drilling
 from ckptfs.daemon.config import RemoteConfig
@@ -283,13 +284,13 @@ def test_a_mount_shows_the_last_drill(mount_factory: Callable[..., Mount], tmp_p
     model = run / "checkpoint-50/model.safetensors"
     make_checkpoint(model.parent, 50, 4000)
     mount.publish("run")
-    model.write_bytes(safetensors({"base": b"1", "head": b"2"}))
+    model.write_bytes(safetensors({"base": bytes(4), "head": bytes(8)}))
     mount.publish("run")
     said = mount.cli("drill", str(run), "--latest-complete", "--out", str(out), check=False)
     assert said.returncode == 1 and said.stdout.startswith("SUSPECT: run v"), said
     report = json.loads(out.read_text())
     assert report["reasons"][0] == (
-        "checkpoint-*/model.safetensors: the tensor 'base' was U8 [4000] and is U8 [1]"
+        "checkpoint-*/model.safetensors: the tensor 'base' was F32 [1000] and is F32 [1]"
     )
     assert {one["loader"] for one in report["files"]} == {"safetensors", "json"}
     (unit,) = cast("list[dict[str, Any]]", mount.facts("status", str(mount.path))["units"])

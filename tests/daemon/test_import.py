@@ -189,7 +189,7 @@ def test_what_changes_while_it_is_read_makes_no_version(
     monkeypatch.setattr(ingest, "store_files", stored)
     with pytest.raises(Unavailable, match=r"config\.json was changed while it was read"):
         store.imported(run)
-    assert store.versions() == []
+    assert store.versions() == [] and store.parts.staging.numbers() == []
 
 
 def test_what_cannot_be_imported_is_refused_with_what_to_do(store: Store, run: Path, tmp_path: Path) -> None:
@@ -205,8 +205,12 @@ def test_what_cannot_be_imported_is_refused_with_what_to_do(store: Store, run: P
             store.imported(source)
     with pytest.raises(InvalidRequest, match="another directory"):
         store.imported(run, device=1, inode=1)
-    with pytest.raises(InvalidRequest, match="no name for a unit"):
-        store.imported(run, "")
+    for name in ("", "@root", "a/.versions/b"):
+        with pytest.raises(InvalidRequest, match="no name for a unit"):
+            store.imported(run, name)
+    (run / "checkpoint-50/.versions").mkdir()
+    with pytest.raises(InvalidRequest, match="a name that is ckptfs's own"):
+        store.imported(run)
 
 
 @pytest.mark.parametrize("move", [False, True], ids=["copy", "move"])
