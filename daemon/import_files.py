@@ -35,6 +35,7 @@ SMALL_BYTES = 128 << 10
 _METADATA = b".metadata"
 _FILES_AT_ONCE = 512
 _BYTES_AT_ONCE = 32 << 20
+_BUFFER_BYTES = 1 << 20
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOENT, errno.EOPNOTSUPP}
 
 
@@ -222,16 +223,29 @@ class FileTaker:
                 now = self._parts.disk.fstat(source)
                 same = (now.st_size, now.st_mtime_ns) == (one.seen.size, one.seen.mtime_ns)
                 return same and has_no_writer(self._parts.disk, source)
-            at = 0
+            at, buffer = 0, memoryview(bytearray(_BUFFER_BYTES))
             for piece in recipe.pieces():
-                content = self._parts.disk.pread(source, piece.length, at)
-                at += piece.length
+                end = at + piece.length
                 if piece.chunk is None:
-                    if len(content) != piece.length or content.strip(b"\0"):
+                    if not self._is_hole(source, at, end, buffer):
                         return False
-                elif chunk_id(content) != piece.chunk:
+                elif chunk_id(self._read(source, at, end, buffer)) != piece.chunk:
                     return False
+                at = end
             return at == one.seen.size
+
+    def _is_hole(self, source: int, at: int, end: int, buffer: memoryview) -> bool:
+        for start in range(at, end, len(buffer)):
+            stop = min(end, start + len(buffer))
+            part = self._read(source, start, stop, buffer)
+            if len(part) < stop - start or bytes(part).strip(b"\0"):
+                return False
+        return True
+
+    def _read(self, source: int, at: int, end: int, buffer: memoryview) -> memoryview | bytes:
+        if end - at > len(buffer):
+            return self._parts.disk.pread(source, end - at, at)
+        return buffer[: self._parts.disk.read_into(source, buffer[: end - at], at)]
 
 
 def _seen(found: Found, source: int) -> Found:

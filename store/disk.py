@@ -225,11 +225,23 @@ class Disk:
         """Copy a range of a file, of anybody, to the same place in `fd`; returns the bytes copied, fewer only
         where the source ends. Durable when: `sync` returned."""
         done = 0
+        buffer: memoryview | None = None
         while done < length:
-            part = os.pread(source_fd, min(_COPY_BYTES, length - done), offset + done)
-            if not part:
+            count = min(_COPY_BYTES, length - done)
+            if buffer is None:
+                try:
+                    n = os.copy_file_range(source_fd, fd, count, offset + done, offset + done)
+                except OSError as e:
+                    if e.errno not in _CANNOT_CLONE:
+                        raise
+                    buffer = memoryview(bytearray(_COPY_BYTES))
+                    continue
+            else:
+                n = self.read_into(source_fd, buffer[:count], offset + done)
+                self.pwrite(fd, buffer[:n], offset + done)
+            if not n:
                 break
-            done += self.pwrite(fd, part, offset + done)
+            done += n
         return done
 
     def rename(self, source: str, target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -123,6 +124,32 @@ def test_what_a_version_has_is_not_taken_again(store: Store, run: Path) -> None:
     assert store.imported(run)["versions"] == []
     assert len(store.imported(run, follows=True)["versions"]) == 1
     assert store.shown(store.versions()[-1]) == contents(run)
+
+
+def test_holes_stay_holes_however_the_bytes_come(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel copies nothing by itself, as between file systems of old kernels."""
+    run = tmp_path / "outside"
+    for step in (1, 2):
+        make_checkpoint(run / f"checkpoint-{step}", step, 100)
+        with (run / f"checkpoint-{step}/sparse.bin").open("wb") as file:
+            file.truncate(3_000_000)
+            file.seek(2_000_000)
+            file.write(b"\x07" * 300_000)
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EXDEV, "not by itself")
+
+    assert store.imported(run / "checkpoint-1", "a")["files"]["copied"] == 4
+    monkeypatch.setattr(os, "copy_file_range", refused)
+    assert store.imported(run / "checkpoint-2", "b")["files"]["copied"] == 4
+    for unit, step in (("a", 1), ("b", 2)):
+        (newest,) = store.versions(unit)
+        assert store.shown(newest) == contents(run / f"checkpoint-{step}")
+        assert newest.top.tree is not None
+        entries = {entry.name: entry for entry in store.parts.segments.read_tree(newest.top.tree)}
+        assert entries[b"sparse.bin"].holes > 2_600_000
 
 
 def test_saves_without_a_step_go_by_their_times(store: Store, tmp_path: Path) -> None:
