@@ -17,6 +17,7 @@ from import_kills import KEY, make_checkpoint, make_run, run_seed, state_of
 from mounting import Mount
 
 from ckptfs.daemon.following import Following, Ready
+from ckptfs.daemon.import_files import FileTaker
 from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.messages import Import
 from ckptfs.daemon.open_store import OpenStore, opened_store
@@ -25,6 +26,7 @@ from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound, Unavailab
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.recipe import Recipe
+from ckptfs.store.sweep import Sweeper
 
 Factory = Callable[..., Mount]
 
@@ -217,6 +219,33 @@ def test_what_changes_while_it_is_read_makes_no_version(
     with pytest.raises(Unavailable, match=r"config\.json was changed while it was read"):
         store.imported(run)
     assert store.versions() == [] and store.parts.staging.numbers() == []
+
+
+def test_the_collector_takes_nothing_of_an_import_under_way(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored and in no version yet; what nobody imports any more goes."""
+    parts = store.parts
+    reclaim = parts.ingest.reclaim
+    sweeper = Sweeper(parts.disk, parts.index, parts.segments, parts.histories, reclaim, lambda: [])
+    ingest, store_files, wanted = parts.ingest, parts.ingest.store_files, list[int]()
+
+    async def stored(candidates: Any, *rest: Any) -> Any:
+        report = await store_files(candidates, *rest)
+        wanted.append((await sweeper.collect()).chunks)
+        return report
+
+    monkeypatch.setattr(ingest, "store_files", stored)
+    store.imported(run)
+    assert sum(wanted) and store.shown(store.versions()[-1]) == contents(run)
+    monkeypatch.setattr(ingest, "store_files", store_files)
+    make_checkpoint(run / "checkpoint-200", 200, 8000)
+    monkeypatch.setattr(FileTaker, "_is_equal", lambda self, one, recipe: False)
+    with pytest.raises(Unavailable):
+        store.imported(run)
+    before = parts.segments.payload_bytes()
+    trio.run(sweeper.collect)
+    assert parts.segments.payload_bytes() < before - 2000
 
 
 def test_what_cannot_be_imported_is_refused_with_what_to_do(store: Store, run: Path, tmp_path: Path) -> None:
