@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Final
 
 import msgspec
 import trio
@@ -22,6 +23,9 @@ from ckptfs.store.errors import Corrupt, NoSpace, Unavailable
 from ckptfs.store.packing import Built, remove_segment_files
 from ckptfs.store.segment_files import read_idx
 
+# glibc gives a freed chunk's pages back to the kernel at once, which has to clear them for the next one:
+# that takes as long as to encode (0.53 GB/s instead of 0.92 without a parent, 0.33 instead of 0.46 with one).
+_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 _outcomes = msgspec.msgpack.Decoder(Outcome)
 
 
@@ -96,7 +100,7 @@ class EncodingWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, **_ALLOCATOR, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
 

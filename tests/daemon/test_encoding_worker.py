@@ -56,6 +56,20 @@ def test_a_process_encodes(series: Series) -> None:
     series.check()
 
 
+def test_its_memory_is_not_given_back_between_chunks(series: Series, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = EncodingWorker._asked
+    environments: list[bytes] = []
+
+    async def looked_at(self: EncodingWorker, batch: EncodingBatch) -> object:
+        assert self._process is not None
+        environments.append(Path(f"/proc/{self._process.pid}/environ").read_bytes())
+        return await asked(self, batch)
+
+    monkeypatch.setattr(EncodingWorker, "_asked", looked_at)
+    encode(series)
+    assert [b"MALLOC_TRIM_THRESHOLD_=" in one for one in environments] == [True]
+
+
 def test_one_that_dies_of_a_batch_is_told_apart(series: Series, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = EncodingWorker._asked
 
