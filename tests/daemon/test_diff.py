@@ -112,6 +112,8 @@ def test_tensors(mount: Mount, run: Path, form: str) -> None:
     moved = by_name["moved"]
     assert (moved["max_difference"], moved["l2_difference"]) == (0.25, 0.25)
     assert (moved["nan"], moved["inf"]) == (1, 0)
+    was = cast("File", moved["health_before"])
+    assert (was["nan"], was["over_f16"], was["subnormal"]) == (0, 2, 1)
     assert (moved["over_f16"], moved["over_bf16"], moved["subnormal"]) == (2, 0, 1)
     assert moved["largest"] == 1e5
     assert cast("File", by_name["turned"]["before"])["shape"] == [10, 30]

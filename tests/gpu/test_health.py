@@ -49,6 +49,41 @@ def test_counts_are_torchs(dtype: str, rng: random.Random) -> None:
     assert health.largest == float(finite.abs().max())
 
 
+# Largest finite and smallest normal magnitude, as torch and the OCP specifications have them.
+EIGHT_BITS = {
+    "F8_E4M3": (torch.float8_e4m3fn, 448.0, 2.0**-6),
+    "F8_E5M2": (torch.float8_e5m2, 57344.0, 2.0**-14),
+    "F8_E4M3FNUZ": (torch.float8_e4m3fnuz, 240.0, 2.0**-7),
+    "F8_E5M2FNUZ": (torch.float8_e5m2fnuz, 57344.0, 2.0**-15),
+    "F8_E8M0": (torch.float8_e8m0fnu, 2.0**127, 2.0**-127),
+}
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_every_number_of_eight_bits(dtype: str) -> None:
+    kind, most, normal = EIGHT_BITS[dtype]
+    bits = torch.arange(256, dtype=torch.uint8)
+    numbers = bits.view(kind).to(torch.float64) if dtype != "F8_E8M0" else 2.0 ** (bits.double() - 127)
+    if dtype == "F8_E8M0":
+        numbers[255] = math.nan
+    finite = numbers[torch.isfinite(numbers)].abs()
+    assert finite.max() == most
+    health = Health(dtype)
+    health.add(raw(bits))
+    assert (health.elements, health.nan) == (256, int(torch.isnan(numbers).sum()))
+    assert health.infinite == int(torch.isinf(numbers).sum())
+    assert health.zero == int((finite == 0).sum())
+    assert health.subnormal == int(((finite > 0) & (finite < normal)).sum())
+    assert health.saturated == int((finite == most).sum())
+    assert (health.over_f16, health.over_bf16) == (int((finite >= 65520).sum()), 0)
+    assert health.largest == most
+    for one, number in zip(bits, numbers.tolist(), strict=True):
+        if math.isfinite(number):
+            alone = Health(dtype)
+            alone.add(raw(one.reshape(1)))
+            assert alone.largest == abs(number)
+
+
 def test_a_double_overflows_bf16_where_a_float_does() -> None:
     health = Health("F64")
     limit = float(np.array([0x7F7F8000], np.uint32).view(np.float32)[0])
