@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptfs.gpu.held import Held, Unheld, dtype_name
 from ckptfs.gpu.report import Reason, Refusal
@@ -39,6 +40,10 @@ def described(name: str, value: object) -> Held | Unheld | None:
     """Where a tensor lies, or why it cannot be hashed there; None if it is no tensor."""
     if not isinstance(value, torch.Tensor):
         return None
+    if is_lazy(value):
+        # Of what has no shape yet torch answers nothing.
+        refusal = Refusal(Reason.NO_MEMORY, "not initialised yet; run the module once, or load it")
+        return Unheld(name, str(value.device), 0, refusal)
     local, offsets = value, (0,) * value.dim()
     distributed = _distributed(value)
     if distributed is not None:
@@ -96,8 +101,8 @@ def _refusal(value: torch.Tensor) -> Refusal | None:
     refusal = None
     if kind == "meta":
         refusal = Refusal(Reason.NO_MEMORY, "on the meta device it has no bytes; load it first")
-    elif value.layout != torch.strided or value.is_quantized:
-        refusal = Refusal(Reason.NOT_DENSE, f"a {'quantized' if value.is_quantized else 'sparse'} tensor")
+    elif value.layout != torch.strided or value.is_quantized or value.is_nested:
+        refusal = Refusal(Reason.NOT_DENSE, f"a {_kind(value)} tensor")
     elif kind not in ("cpu", "cuda"):
         refusal = Refusal(Reason.DEVICE, f"on {value.device}; verify it on cpu or cuda, or move it there")
     elif not value.is_contiguous():
@@ -106,7 +111,21 @@ def _refusal(value: torch.Tensor) -> Refusal | None:
         refusal = Refusal(Reason.NOT_CONTIGUOUS, "a lazy view; `.resolve_conj().resolve_neg()` makes a copy")
     elif value.numel() and _address(value) == 0:
         refusal = Refusal(Reason.NO_MEMORY, f"a {type(value).__name__} has no memory of its own")
+    elif _end(value) > value.untyped_storage().nbytes():
+        # FSDP does this between steps, and what a view then points to is nobody's.
+        refusal = Refusal(Reason.NO_MEMORY, "its memory has been given back; gather the parameters first")
     return refusal
+
+
+def _kind(value: torch.Tensor) -> str:
+    if value.is_nested:
+        return "nested"
+    return "quantized" if value.is_quantized else "sparse"
+
+
+def _end(value: torch.Tensor) -> int:
+    """Where a contiguous tensor ends in its storage, in bytes."""
+    return value.storage_offset() * value.element_size() + _size(value) if value.numel() else 0
 
 
 def _address(value: torch.Tensor) -> int:

@@ -151,8 +151,27 @@ def test_refusals_of_what_lies_in_memory() -> None:
     assert refused(torch.zeros(64, dtype=torch.complex64).conj(), stored) is Reason.NOT_CONTIGUOUS
     assert refused(stored.to_sparse(), stored) is Reason.NOT_DENSE
     assert refused(stored.to("meta"), stored) is Reason.NO_MEMORY
+    assert refused(torch.nn.LazyLinear(3).weight, stored) is Reason.NO_MEMORY
     assert refused(np.array(["a"], dtype=object), stored) is Reason.DTYPE
     assert refused(stored.numpy().astype(">f4"), stored) is Reason.DTYPE
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors() -> None:
+    stored = torch.randn(64, 128)
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([stored, stored[:3]], layout=layout)
+        assert refused(nested, stored) is Reason.NOT_DENSE
+
+
+def test_memory_that_was_given_back() -> None:
+    """As FSDP does it with parameters between steps: reading there would end the process."""
+    for left_bytes in (0, 4 * 1000):
+        whole = torch.randn(2, 64, 128)
+        stored, view, again = whole[1].clone(), whole[1], whole[0]
+        whole.untyped_storage().resize_(left_bytes)
+        for one in (view, again, whole):
+            assert refused(one, stored) is Reason.NO_MEMORY
 
 
 def test_a_tensor_without_memory_of_its_own() -> None:
