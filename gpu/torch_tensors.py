@@ -42,8 +42,8 @@ def described(name: str, value: object) -> Held | Unheld | None:
         return None
     if is_lazy(value):
         # Of what has no shape yet torch answers nothing.
-        refusal = Refusal(Reason.NO_MEMORY, "not initialised yet; run the module once, or load it")
-        return Unheld(name, str(value.device), 0, refusal)
+        shapeless = Refusal(Reason.NO_MEMORY, "not initialised yet; run the module once, or load it")
+        return Unheld(name, str(value.device), 0, shapeless)
     local, offsets = value, (0,) * value.dim()
     distributed = _distributed(value)
     if distributed is not None:
@@ -125,7 +125,7 @@ def _kind(value: torch.Tensor) -> str:
 
 def _end(value: torch.Tensor) -> int:
     """Where a contiguous tensor ends in its storage, in bytes."""
-    return value.storage_offset() * value.element_size() + _size(value) if value.numel() else 0
+    return int(value.storage_offset()) * value.element_size() + _size(value) if value.numel() else 0
 
 
 def _address(value: torch.Tensor) -> int:
