@@ -4,8 +4,10 @@ One rule: what a mount would hold back is held back: nothing is taken of a direc
 happened within `settle_s`, or a file is open for writing; a log that grows a little holds back nothing.
 
 A mount is told of each write and close; here two looks, some seconds apart, are compared, so this works
-where nobody tells anything (NFS, Lustre). Who has a file open is asked of its file system, which knows this
-machine's processes at least. Source: fusefs/quiet.py, whose judgement this is.
+where nobody tells anything (NFS, Lustre). Whether a file is open for writing is asked of a file system of
+this machine; one of several machines does not know, and there `settle_s` alone counts.
+
+Source: fusefs/quiet.py, whose judgement this is.
 """
 
 from __future__ import annotations
@@ -14,12 +16,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ckptfs.daemon.import_files import has_no_writer
 from ckptfs.daemon.import_plan import Found
 from ckptfs.daemon.outside import Outside
 from ckptfs.fusefs.openfile import Growth
 from ckptfs.fusefs.quiet import Quiet
-from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Unavailable
 
 Path = tuple[bytes, ...]
@@ -50,7 +50,6 @@ class Following:
 
     def __init__(self, outside: Outside, settle_s: float, settle_max_s: float) -> None:
         self._outside = outside
-        self._disk = Disk("/")
         self._quiet = Quiet(settle_s, settle_max_s)
         self._folders: dict[Path, _Folder] = {}
         self._numbers: dict[int, Path] = {}
@@ -184,7 +183,7 @@ class Following:
             return False
         try:
             with self._outside.opened_now(file) as fd:
-                return not has_no_writer(self._disk, fd)
+                return not self._outside.has_no_writer(fd)
         except (OSError, Unavailable):
             return False
 

@@ -20,7 +20,6 @@ import trio
 from ckptfs.daemon.import_plan import Found
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.outside import Outside, found_of, xattrs_of
-from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Unavailable
 from ckptfs.store.formats import Reader
 from ckptfs.store.hashing import chunk_id
@@ -165,7 +164,7 @@ class FileTaker:
 
     def _linked(self, source: int) -> int | None:
         """The staging number of the file itself; None if it cannot be given another name, or is in use."""
-        if not has_no_writer(self._parts.disk, source):
+        if not self._outside.has_no_writer(source):
             return None
         try:
             number = trio.from_thread.run_sync(self._parts.staging.link_from, source)
@@ -222,7 +221,7 @@ class FileTaker:
             if one.is_linked:
                 now = self._parts.disk.fstat(source)
                 same = (now.st_size, now.st_mtime_ns) == (one.seen.size, one.seen.mtime_ns)
-                return same and has_no_writer(self._parts.disk, source)
+                return same and self._outside.has_no_writer(source)
             at, buffer = 0, memoryview(bytearray(_BUFFER_BYTES))
             for piece in recipe.pieces():
                 end = at + piece.length
@@ -251,17 +250,6 @@ class FileTaker:
 def _seen(found: Found, source: int) -> Found:
     """What the open file is now."""
     return found_of(found.name, os.fstat(source), names=found.names, xattrs=xattrs_of(source))
-
-
-def has_no_writer(disk: Disk, fd: int) -> bool:
-    """Whether nobody has the file open for writing, as far as its file system tells."""
-    try:
-        if not disk.lease(fd, "read"):
-            return False
-        disk.unlease(fd)
-    except OSError:
-        pass  # no leases there, or the file is somebody else's
-    return True
 
 
 def _groups(files: Sequence[tuple[Path, Found]]) -> Iterator[list[tuple[Path, Found]]]:

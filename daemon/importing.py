@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from ckptfs.daemon.addresses import ROOT_UNIT
-from ckptfs.daemon.import_files import FileTaker, Path, Taken, has_no_writer
+from ckptfs.daemon.import_files import FileTaker, Path, Taken
 from ckptfs.daemon.import_plan import (
     Found,
     ReadTree,
@@ -333,7 +333,7 @@ class _Run:
         same_inode = is_linked or now.st_ctime_ns == seen.ctime_ns or seen.links > 1
         if not same_inode or (now.st_size, now.st_mtime_ns) != (seen.size, seen.mtime_ns):
             return "was changed meanwhile"
-        return None if has_no_writer(self._parts.disk, fd) else "is open for writing"
+        return None if self._outside.has_no_writer(fd) else "is open for writing"
 
     def _close_to_others(self, fd: int, taken: Taken | None) -> None:
         """What was somebody's file may be a segment of the store now: that is nobody else's to write to."""

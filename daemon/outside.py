@@ -16,14 +16,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ckptfs.daemon.import_plan import Found, with_names
-from ckptfs.daemon.mounts import mount_table
+from ckptfs.daemon.mounts import mount_over, mount_table
 from ckptfs.fusefs.mutations import VERSIONS_NAME
+from ckptfs.store.disk import Disk
 from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
 
 MOST_DEPTH = 100
 _XATTRS = ("user.", "trusted.")
 _XATTR_NAMES = ("security.capability",)
 _NO_XATTRS = {errno.EOPNOTSUPP, errno.EPERM, errno.EACCES}
+_ELSEWHERE = (
+    *("nfs", "cifs", "smb", "lustre", "ceph", "fuse"),
+    *("gluster", "9p", "afs", "gpfs", "beegfs", "orangefs"),
+)
+"""File systems whose files are open on other machines as well; NFS refuses every lease with EAGAIN."""
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -41,7 +47,11 @@ class Outside:
         except NotADirectoryError:
             raise InvalidRequest(f"{path} is not a directory; name the directory that it lies in") from None
         self.status = os.fstat(self._fd)
-        ours = {os.makedev(0, entry.minor) for entry in mount_table() if entry.is_ckptfs}
+        table = mount_table()
+        kind = mount_over(os.path.realpath(path), table).file_system
+        self._knows_writers = not kind.startswith(_ELSEWHERE)
+        self._disk = Disk("/")
+        ours = {os.makedev(0, entry.minor) for entry in table if entry.is_ckptfs}
         if self.status.st_dev in ours:
             self.close()
             raise InvalidRequest(f"{path} is on a ckptfs mount already; use `cp` or `mv` there")
@@ -100,6 +110,19 @@ class Outside:
                 if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 return False
+        return True
+
+    def has_no_writer(self, fd: int) -> bool:
+        """Whether nobody has the file open for writing, as far as its file system knows: one whose files can
+        be open elsewhere does not, and might say no of every file."""
+        if not self._knows_writers:
+            return True
+        try:
+            if not self._disk.lease(fd, "read"):
+                return False
+            self._disk.unlease(fd)
+        except OSError:
+            pass  # no leases there, or the file is somebody else's
         return True
 
     def text(self, path: tuple[bytes, ...]) -> str:

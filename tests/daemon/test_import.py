@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import trio
 from import_kills import KEY, make_checkpoint, make_run, run_seed, state_of
 from mounting import Mount
 
+from ckptfs.daemon import outside
 from ckptfs.daemon.following import Following, Ready
 from ckptfs.daemon.import_files import FileTaker
 from ckptfs.daemon.import_service import ImportService
@@ -201,6 +203,24 @@ def test_what_is_being_written_is_not_removed(store: Store, tmp_path: Path) -> N
     assert [path for path in run.rglob("*") if path.is_file()] == [model]
     assert done["files"]["linked"] == 1
     assert store.imported(run, move=True)["versions"] == [] and os.listdir(run) == []
+
+
+def test_a_file_system_of_many_machines_is_not_asked_who_writes(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS answers that nobody may know, in the words that mean that somebody writes."""
+    table = outside.mount_table()
+    nfs = [replace(entry, file_system="nfs4") for entry in table]
+    monkeypatch.setattr(outside, "mount_table", lambda: nfs)
+    follower = Follower(store, run)
+    with (run / "checkpoint-50/model.safetensors").open("ab"):
+        assert follower.look(4) == [50, 100, 150]
+    monkeypatch.setattr(outside, "mount_table", lambda: table)
+    follower = Follower(store, run)
+    with (run / "checkpoint-100/model.safetensors").open("ab") as file:
+        file.write(b"\0")
+        file.flush()
+        assert follower.look(4) == []
 
 
 def test_what_changes_while_it_is_read_makes_no_version(
