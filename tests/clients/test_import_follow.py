@@ -33,7 +33,7 @@ class Follower:
             said = [json.loads(line) for line in self._out.read_text().splitlines()]
             return any((one["step"], one["state"]) == (step, "complete") for one in said)
 
-        assert poll(has_said, 60), self._out.read_text()
+        assert poll(has_said, 120), self._out.read_text()
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def test_every_save_of_a_rotating_run_becomes_a_version(
     saves: list[Save] = []
     with following(mount, run, "far") as follower, Client(script, str(run), *arguments, "--wait") as job:
         while len(saves) < SAVES:
-            line = job.next_line()
+            line = job.next_line(240)
             assert line is not None, job.errors()
             saves += reported([line])
             if line["event"] == "saved":
