@@ -61,7 +61,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     az://ACCOUNT/CONTAINER/PREFIX, gs://BUCKET/PREFIX). `endpoint` and `region` are for what speaks S3;
     credentials come from the environment. With `key`, the file of a key (64 hex digits) or
     "credential:NAME" of the service manager, all that goes there is encrypted. `push = false`: only
-    `ckptfs push` copies, and not every publish.
+    `ckptfs push` copies, and not every publish. At most `rate_mib_s` MiB a second are sent (0: as fast as it
+    goes).
     """
 
     name: str
@@ -70,6 +71,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endpoint: str = ""
     region: str = ""
     push: bool = True
+    rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0.0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from ckptfs.store.bucket_directory import DirectoryBucket
 from ckptfs.store.errors import InvalidRequest, NotPermitted
 from ckptfs.store.remote.box import RemoteKey, remote_key_of
 from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.pacing import PacedBucket
 from ckptfs.store.remote.retrying import RetryingBucket
 
 _CREDENTIALS = "CREDENTIALS_DIRECTORY"
@@ -25,7 +26,10 @@ def open_remote(config: RemoteConfig, environment: Mapping[str, str]) -> Remote:
     """The remote, of which nothing is known yet. InvalidRequest or NotPermitted: its URL, options or key
     cannot be used."""
     key = load_remote_key(config.key, environment) if config.key else None
-    return Remote(RetryingBucket(_bucket(config)), key)
+    bucket = _bucket(config)
+    if config.rate_mib_s:
+        bucket = PacedBucket(bucket, config.rate_mib_s * (1 << 20))
+    return Remote(RetryingBucket(bucket), key)
 
 
 def _bucket(config: RemoteConfig) -> Bucket:
