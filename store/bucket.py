@@ -53,7 +53,7 @@ class Bucket(Protocol):
     async def read(self, key: str) -> bytes:
         """All of an object; NotFound if it is not there."""
 
-    async def read_range(self, key: str, offset: int, length: int) -> bytes:
+    async def read_range(self, key: str, offset: int, length: int) -> Payload:
         """Exactly these bytes (`length` ≥ 1); Corrupt if the object ends before; NotFound."""
 
     async def stat(self, key: str) -> ObjectMeta:

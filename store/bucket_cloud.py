@@ -85,11 +85,11 @@ class CloudBucket:
         """As Bucket.read."""
         return await self._do(key, lambda: obstore.get(self._store, check_key(key)).bytes().to_bytes())
 
-    async def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """As Bucket.read_range."""
+    async def read_range(self, key: str, offset: int, length: int) -> Payload:
+        """As Bucket.read_range. The library's own memory, which is not copied."""
 
-        def get() -> bytes:
-            return obstore.get_range(self._store, check_key(key), start=offset, length=length).to_bytes()
+        def get() -> Payload:
+            return memoryview(obstore.get_range(self._store, check_key(key), start=offset, length=length))
 
         try:
             found = await self._do(key, get)

@@ -10,7 +10,8 @@ go into a pack, one commit for many. Source: FORMAT.md, "Segments", write order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -30,6 +31,17 @@ from ckptfs.store.spans import SpanCutter
 from ckptfs.store.staging import Staging
 
 __all__ = ["Candidate", "CommitFiles", "Ingest", "IngestReport", "Ingested"]
+
+
+class Storing:
+    """Takes chunks into a pack; see Ingest.storing. One task at a time."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._pack = pack
+
+    async def add(self, chunks: Iterable[tuple[ChunkId, bytes | memoryview]]) -> None:
+        """Store those that are not stored yet; the payloads are the caller's again when this returned."""
+        await _add(self._pack, [Fresh(chunk, 0, len(payload), payload) for chunk, payload in chunks])
 
 
 class Ingest:
@@ -84,18 +96,24 @@ class Ingest:
         Durable when: this returned. `pin` is a set from `Segments.pins.hold()`; the ids are added
         to it, so that they stay until their owner's record is committed. Raises NoSpace.
         """
+        async with self.storing(pin) as storing:
+            waiting: list[tuple[ChunkId, bytes]] = []
+            waiting_bytes = 0
+            for one in objects:
+                waiting.append(one)
+                waiting_bytes += len(one[1])
+                if waiting_bytes >= SLAB_BYTES:
+                    await storing.add(waiting)
+                    waiting, waiting_bytes = [], 0
+            await storing.add(waiting)
+
+    @asynccontextmanager
+    async def storing(self, pin: set[ChunkId] | None = None) -> AsyncIterator[Storing]:
+        """The same, of chunks that come bit by bit. Durable when: the block was left without an error."""
         with self._segments.pins.hold() as held:
             pack = Pack(self._committer, held if pin is None else pin)
             try:
-                waiting: list[Fresh] = []
-                waiting_bytes = 0
-                for identity, payload in objects:
-                    waiting.append(Fresh(identity, 0, len(payload), payload))
-                    waiting_bytes += len(payload)
-                    if waiting_bytes >= SLAB_BYTES:
-                        await self._add(pack, waiting)
-                        waiting, waiting_bytes = [], 0
-                await self._add(pack, waiting)
+                yield Storing(pack)
                 await pack.commit(_nothing_more)
             except BaseException:
                 pack.discard()
@@ -145,7 +163,7 @@ class Ingest:
         more = True
         while more:
             more = await trio.to_thread.run_sync(advance, steps)
-            await self._add(pack, slab.fresh)
+            await _add(pack, slab.fresh)
             slab.clear()
         if job.outcome is not Outcome.DONE:
             raise job.error if job.error is not None else Unavailable("the file cannot be read now")
@@ -153,10 +171,11 @@ class Ingest:
         await pack.add([job.recipe_chunk])
         await pack.commit(_nothing_more)
 
-    async def _add(self, pack: Pack, fresh: Sequence[Fresh]) -> None:
-        await pack.add(fresh)
-        if pack.payload_bytes >= PACK_BYTES:
-            await pack.commit(_nothing_more)
+
+async def _add(pack: Pack, fresh: Sequence[Fresh]) -> None:
+    await pack.add(fresh)
+    if pack.payload_bytes >= PACK_BYTES:
+        await pack.commit(_nothing_more)
 
 
 def _nothing_more(change: Change) -> bool:

@@ -259,9 +259,7 @@ class Collector:
             report.copied_bytes += sum(facts.size for facts, _ in packs)
 
     async def _copy_part(self, stock: Stock, rows: Rows) -> tuple[PackFacts, list[tuple[ChunkId, int, int]]]:
-        chunks = [
-            got async for batch in RangeReader(self._remote, stock.packs).batches(rows) for got in batch
-        ]
+        chunks = await RangeReader(self._remote, stock.packs).read(rows)
         content = await trio.to_thread.run_sync(encode_pack, chunks, self._log.generation)
         name = self._remote.name(content)
         await self._remote.put(pack_key(name), name, content, check_first=True)

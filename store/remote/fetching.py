@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import trio
-
-from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.ranges import Got, RangeReader, batches_of
+from ckptfs.store.remote.ranges import Got, RangeReader
 from ckptfs.store.remote.shard import Keys, Rows, chunk_of_key, find_rows, keys_of
 from ckptfs.store.segments import Segments
 
@@ -25,7 +23,7 @@ _SLICE = 4096
 
 
 class Fetcher:
-    """Belongs to the index thread. At most two batches of BATCH_BYTES are in memory.
+    """Belongs to the index thread. What is in memory is said in ranges.py.
 
     `held` pins all that was asked for. `fetched_bytes` counts payload.
     """
@@ -81,31 +79,13 @@ class Fetcher:
         )
 
     async def _store(self, rows: Rows) -> None:
-        """Read ranges while the batch before is stored."""
-        send, receive = trio.open_memory_channel[list[Got]](0)
-        failures: list[CkptfsError | OSError] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_batches, rows, send, failures)
-            async with receive:
-                try:
-                    async for batch in receive:
-                        await self._ingest.store_objects(batch, self._held)
-                        self.fetched_chunks += len(batch)
-                        self.fetched_bytes += sum(len(payload) for _, payload in batch)
-                        self._on_progress(self.fetched_bytes)
-                except (CkptfsError, OSError) as e:
-                    failures.append(e)
-        if failures:
-            raise failures[0]
+        """Read ranges while those before are stored."""
+        async with self._ingest.storing(self._held) as storing:
 
-    async def _read_batches(
-        self, rows: Rows, send: trio.MemorySendChannel[list[Got]], failures: list[CkptfsError | OSError]
-    ) -> None:
-        async with send:
-            try:
-                for ranges in batches_of(rows):
-                    await send.send(await self._reader.read(ranges))
-            except (CkptfsError, OSError) as e:
-                failures.append(e)
-            except trio.BrokenResourceError:
-                pass  # what came before could not be stored
+            async def take(batch: list[Got]) -> None:
+                await storing.add(batch)
+                self.fetched_chunks += len(batch)
+                self.fetched_bytes += sum(len(payload) for _, payload in batch)
+                self._on_progress(self.fetched_bytes)
+
+            await self._reader.deliver(rows, take)

@@ -135,14 +135,14 @@ class Remote:
             raise Corrupt(f"{self.url}/{key} was changed, cut or exchanged")
         return content
 
-    async def get_range(self, key: str, offset: int, length: int, size: int) -> bytes:
+    async def get_range(self, key: str, offset: int, length: int, size: int) -> Payload:
         """`length` bytes (at least 1) from `offset` of the content, which has `size` bytes.
 
         NotFound; Corrupt if the object ends before or, encrypted, was changed. Else nothing is checked.
         """
         if self._key is None:
             return await self._bucket.read_range(key, offset, length)
-        header = await self._bucket.read_range(key, 0, HEADER_BYTES)
+        header = bytes(await self._bucket.read_range(key, 0, HEADER_BYTES))
         first, stop = offset // BLOCK_BYTES, -(-(offset + length) // BLOCK_BYTES)
         start = HEADER_BYTES + first * (BLOCK_BYTES + TAG_BYTES)
         end = min(HEADER_BYTES + stop * (BLOCK_BYTES + TAG_BYTES), enclosed_size(size))

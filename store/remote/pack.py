@@ -61,15 +61,15 @@ def pack_chunks(encoded: Payload) -> Iterator[tuple[ChunkId, bytes]]:
     """Every chunk of a pack, hashed and found right; else as pack_rows."""
     view = memoryview(encoded)
     for chunk, offset, length in pack_rows(encoded):
-        yield chunk, checked_chunk(chunk, view[offset : offset + length])
+        check_chunk(chunk, view[offset : offset + length])
+        yield chunk, bytes(view[offset : offset + length])
 
 
-def checked_chunk(chunk: ChunkId, payload: Payload) -> bytes:
-    """The payload, if it is that of the chunk; else Corrupt."""
+def check_chunk(chunk: ChunkId, payload: Payload) -> None:
+    """Corrupt unless the payload is that of the chunk."""
     got = chunk_id(payload)
     if got != chunk:
         raise Corrupt(f"chunk {cid_text(chunk)} has other bytes on the remote", expected=chunk, got=got)
-    return bytes(payload)
 
 
 def check_codec(codec: int) -> None:

@@ -7,24 +7,27 @@ Source: FORMAT.md, "Remotes", "Fetching".
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import trio
 
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.bucket import Payload
+from ckptfs.store.errors import CkptfsError, Corrupt
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.remote.names import pack_key
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.pack import checked_chunk
-from ckptfs.store.remote.several import done_for_each
+from ckptfs.store.remote.pack import check_chunk
 from ckptfs.store.remote.shard import PackFacts, Rows
 
 RANGE_BYTES = 8 << 20
-BATCH_BYTES = 32 << 20
 _GAP_BYTES = 64 << 10
 _PARALLEL = 4
-Got = tuple[ChunkId, bytes]
+# So many ranges are read and not taken yet, at the most.
+AHEAD = 8
+Got = tuple[ChunkId, bytes | memoryview]
+Whole = tuple[ChunkId, bytes]
+Take = Callable[[list[Got]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +48,54 @@ class RangeReader:
         self._remote = remote
         self._packs = packs
 
-    async def read(self, ranges: Sequence[PackRange]) -> list[Got]:
-        """The chunks of these ranges. Corrupt or NotFound names what the remote lacks or has with other
-        bytes; other errors as the remote raises."""
-        read = await done_for_each(self._read_range, ranges, _PARALLEL)
-        return [got for some in read for got in some]
+    async def deliver(self, rows: Rows, take: Take) -> None:
+        """Read the chunks of `rows`, which are in the order of pack and offset, and hand them to `take` in
+        that order, one call at a time, while the next are read: AHEAD ranges are in memory. What is handed
+        over are views of what was read. Corrupt or NotFound names what the remote lacks or has with other
+        bytes; other errors as the remote and `take` raise."""
+        ranges = list(_ranges(rows))
+        room, failures = trio.Semaphore(AHEAD), list[CkptfsError | OSError]()
+        arrived = [trio.Event() for _ in ranges]
+        found: dict[int, list[Got]] = {}
+        numbers = iter(range(len(ranges)))
 
-    async def batches(self, rows: Rows) -> AsyncIterator[list[Got]]:
-        """The chunks of `rows`, which are in the order of pack and offset, about BATCH_BYTES at a time."""
-        for ranges in batches_of(rows):
-            yield await self.read(ranges)
+        async def read() -> None:
+            while not failures:
+                await room.acquire()
+                number = next(numbers, None)
+                if number is None:
+                    return
+                try:
+                    found[number] = await self._read_range(ranges[number])
+                except (CkptfsError, OSError) as e:
+                    failures.append(e)
+                arrived[number].set()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(_PARALLEL, len(ranges))):
+                nursery.start_soon(read)
+            try:
+                for number, event in enumerate(arrived):
+                    await event.wait()
+                    if number not in found:
+                        break
+                    await take(found.pop(number))
+                    room.release()
+            except (CkptfsError, OSError) as e:
+                failures.append(e)
+            nursery.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+
+    async def read(self, rows: Rows) -> list[Whole]:
+        """All of them at once: for what is small."""
+        found: list[Whole] = []
+
+        async def take(got: list[Got]) -> None:
+            found.extend((chunk, bytes(payload)) for chunk, payload in got)
+
+        await self.deliver(rows, take)
+        return found
 
     async def _read_range(self, one: PackRange) -> list[Got]:
         pack = self._packs[one.pack]
@@ -66,12 +107,14 @@ class RangeReader:
             raise Corrupt(f"{self._remote.url}/{key}: {e}", expected=e.expected, got=e.got) from None
 
 
-def _cut(one: PackRange, content: bytes) -> list[Got]:
+def _cut(one: PackRange, content: Payload) -> list[Got]:
     view = memoryview(content)
-    found = []
+    found: list[Got] = []
     for row in one.rows:
         chunk, start = ChunkId(row["chunk"].tobytes()), int(row["offset"]) - one.offset
-        found.append((chunk, checked_chunk(chunk, view[start : start + int(row["stored"])])))
+        payload = view[start : start + int(row["stored"])]
+        check_chunk(chunk, payload)
+        found.append((chunk, payload))
     return found
 
 
@@ -90,17 +133,3 @@ def _ranges(rows: Rows) -> Iterator[PackRange]:
         if not is_near:
             yield PackRange(packs[first], starts[first], ends[at - 1] - starts[first], rows[first:at])
             first = at
-
-
-def batches_of(rows: Rows) -> Iterator[list[PackRange]]:
-    """The ranges of `rows`, which are in the order of pack and offset, in groups of about BATCH_BYTES."""
-    batch: list[PackRange] = []
-    size = 0
-    for one in _ranges(rows):
-        batch.append(one)
-        size += one.length
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -25,7 +25,7 @@ from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.names import pack_key, piece_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack, pack_rows
-from ckptfs.store.remote.ranges import Got, RangeReader
+from ckptfs.store.remote.ranges import RangeReader, Whole
 from ckptfs.store.remote.shard import PackFacts, decode_shard, encode_shard, keys_of
 from ckptfs.store.tree import decode_tree
 
@@ -41,7 +41,7 @@ class OtherRemote:
         self._known: KnownChunks | None = None
         self.failure = ""
 
-    async def read(self, chunks: Iterable[ChunkId]) -> list[Got]:
+    async def read(self, chunks: Iterable[ChunkId]) -> list[Whole]:
         """Those of these chunks that it has, whole."""
         wanted = list(chunks)
         if self.failure or not wanted:
@@ -49,9 +49,7 @@ class OtherRemote:
         try:
             known = await self._opened()
             rows = known.rows_of(keys_of(sorted(wanted)))
-            return [
-                got async for batch in RangeReader(self._remote, known.packs).batches(rows) for got in batch
-            ]
+            return await RangeReader(self._remote, known.packs).read(rows)
         except (CkptfsError, OSError) as e:
             self.failure = str(e)
             return []
@@ -181,8 +179,7 @@ class Relay:
         if wanted:
             rows = self._known.rows_of(keys_of(sorted(wanted)))
             try:
-                async for batch in self._reader.batches(rows):
-                    found.update(batch)
+                found.update(await self._reader.read(rows))
             except (Corrupt, NotFound):
                 found = {}  # which are damaged is not worth telling apart: all of them are small
         return found | await self._bring(wanted - found.keys(), lost, report)
@@ -212,10 +209,10 @@ class Relay:
         return found
 
 
-def _parts(chunks: Sequence[Got]) -> list[list[Got]]:
+def _parts(chunks: Sequence[Whole]) -> list[list[Whole]]:
     """Chunks in groups of what a pack holds."""
     ends = np.cumsum([len(payload) for _, payload in chunks], dtype=np.int64)
-    parts, start, base = list[list[Got]](), 0, 0
+    parts, start, base = list[list[Whole]](), 0, 0
     while start < len(chunks):
         stop = max(start + 1, int(ends.searchsorted(base + sending.PACK_BYTES, side="right")))
         parts.append(list(chunks[start:stop]))

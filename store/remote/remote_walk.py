@@ -7,12 +7,12 @@ Source: FORMAT.md, "Remotes", "Collecting".
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.recipe import decode_recipe
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.ranges import Got, RangeReader
+from ckptfs.store.remote.ranges import Got, RangeReader, Take
 from ckptfs.store.remote.reading import KeySet, add_recipe
 from ckptfs.store.remote.shard import Keys, keys_of
 from ckptfs.store.remote.stock import Stock
@@ -22,7 +22,7 @@ from ckptfs.store.tree import decode_tree
 class RemoteWalk:
     """Gathers what is reached, in several walks. Belongs to one thread.
 
-    32 bytes of memory a chunk, 100 a tree or recipe; a batch of ranges.py of what is read.
+    32 bytes of memory a chunk, 100 a tree or recipe; of what is read as ranges.py says.
     """
 
     def __init__(self, remote: Remote) -> None:
@@ -37,19 +37,25 @@ class RemoteWalk:
         while level:
             self._note(level)
             below = set[ChunkId]()
-            async for batch in self._read(stock, level):
+
+            async def add_entries(batch: list[Got], below: set[ChunkId] = below) -> None:
                 for _, encoded in batch:
-                    for entry in decode_tree(encoded):
+                    for entry in decode_tree(bytes(encoded)):
                         if entry.tree is not None:
                             below.add(entry.tree)
                         elif entry.recipe is not None:
                             recipes.add(entry.recipe)
+
+            await self._read(stock, level, add_entries)
             level = below - self._seen
         recipes -= self._seen
         self._note(recipes)
-        async for batch in self._read(stock, recipes):
+
+        async def add_chunks(batch: list[Got]) -> None:
             for _, encoded in batch:
-                add_recipe(self._reached, decode_recipe(encoded))
+                add_recipe(self._reached, decode_recipe(bytes(encoded)))
+
+        await self._read(stock, recipes, add_chunks)
 
     def all(self) -> Keys:
         """What was reached, sorted."""
@@ -59,6 +65,7 @@ class RemoteWalk:
         self._seen |= chunks
         self._reached.add(b"".join(chunks))
 
-    def _read(self, stock: Stock, chunks: set[ChunkId]) -> AsyncIterator[list[Got]]:
-        rows = stock.rows_of(keys_of(sorted(chunks))) if chunks else stock.rows[:0]
-        return RangeReader(self._remote, stock.packs).batches(rows)
+    async def _read(self, stock: Stock, chunks: set[ChunkId], take: Take) -> None:
+        if chunks:
+            rows = stock.rows_of(keys_of(sorted(chunks)))
+            await RangeReader(self._remote, stock.packs).deliver(rows, take)

@@ -62,7 +62,7 @@ class RetryingBucket:
         """As Bucket.read."""
         return await self._again(lambda: self._bucket.read(key))
 
-    async def read_range(self, key: str, offset: int, length: int) -> bytes:
+    async def read_range(self, key: str, offset: int, length: int) -> Payload:
         """As Bucket.read_range."""
         return await self._again(lambda: self._bucket.read_range(key, offset, length))
 

@@ -1,10 +1,11 @@
 """Push and pull against a plain upload and download of the same bytes, over a real S3 server on the loopback.
 
-    python tests/benchmarks/remotes.py [--mib 512] [--rounds 3] [--lag-s 0]
+    python tests/benchmarks/remotes.py [--mib 128] [--rounds 3] [--lag-s 0]
 
 The one rule: both ways take the same number of requests at a time and the same bytes, in turns, in one
 process; what is compared is the median of the ratios. Stores, server and files lie in memory (/dev/shm), so
-that the disk of the machine is not measured; the server shares its cores.
+that the disk of the machine is not measured; the server shares its cores. It holds 1 GiB: twice --mib times
+--rounds has to fit.
 
 With --lag-s N: a job saves --mib every N seconds, six times, and each save is copied at once; how long after
 its version it is safe is printed.
@@ -180,7 +181,7 @@ async def run(server: S3Server, folder: Path, mib: int, rounds: int, lag_s: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="push and pull against plain transfers")
-    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--mib", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lag-s", type=float, default=0.0)
     asked = parser.parse_args()
