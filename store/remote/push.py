@@ -162,7 +162,8 @@ class Pusher:
     async def _push(self, unit_id: UnitId, wanted: Wanted, again: bool, report: PushReport) -> None:
         base = await self._begin(unit_id, report)
         await self._known.refresh()
-        again = again or bool(self._known.problems)
+        # A head that is gone on from instead of a damaged one may list what a collector has taken since.
+        again = again or bool(self._known.problems or report.problems)
         for record in reversed(self._histories.versions(unit_id)):
             is_copied = record.number in base.versions
             if (is_copied and not again) or not (is_copied or wanted(record)):

@@ -253,6 +253,24 @@ def test_nothing_is_taken_where_something_is_damaged(tmp_path: Path) -> None:
     trio.run(main)
 
 
+def test_a_head_that_gives_way_lists_nothing_that_is_gone(tmp_path: Path) -> None:
+    """The collector's head rots: the one before it lists what was let go, so that is sent anew."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        assert (await place.collect()).went == [(place.unit, 1)]
+        place.run.bucket.flip(place.run.bucket.keys("heads")[-1], 200)
+        report = await place.push()
+        assert report.safe == (1, 2) and report.sent.chunks and "damaged" in report.problems[0]
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
 def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path / "a")
