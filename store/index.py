@@ -79,9 +79,8 @@ class Change:
     def after_commit(self, action: Callable[[], None]) -> None:
         """Run `action` in the index thread once the change is committed and synced.
 
-        For what may only happen after power loss can no longer undo the change: removing or
-        punching bytes that the change made superfluous. Lost if the process dies; recovery
-        sweeps up instead.
+        For what may only happen after power loss can no longer undo the change: removing or punching bytes
+        that the change made superfluous. Lost if the process dies; recovery sweeps up instead.
         """
         self.actions.append(action)
 
