@@ -31,7 +31,7 @@ from ckptfs.store.histories import Histories
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.reclaim import TRIED
-from ckptfs.store.reencode import Encoding, Reencoder
+from ckptfs.store.reencode import BATCH_BYTES, Encoding, Reencoder
 from ckptfs.store.scrub_run import Pace
 from ckptfs.store.segments import Segments
 from ckptfs.store.sweep import listed
@@ -156,9 +156,7 @@ class EncodingTask:
                 if not any(file in due for file in save.files.values()):
                     continue
                 for file, planned in await self._files.planned(files, save, due.__contains__):
-                    if report is None:
-                        await self._rest()
-                    await self._file(file, planned, pace, done)
+                    await self._file(file, planned, pace, done, is_urgent=report is not None)
                     self.pending_bytes -= file.size
                     if report is not None:
                         report(Progress(done=total - self.pending_bytes, total=total))
@@ -177,10 +175,18 @@ class EncodingTask:
         }
 
     async def _file(
-        self, file: SavedFile, planned: Sequence[PlannedChunk], pace: Pace, done: Encoding
+        self,
+        file: SavedFile,
+        planned: Sequence[PlannedChunk],
+        pace: Pace,
+        done: Encoding,
+        *,
+        is_urgent: bool,
     ) -> None:
         try:
             for batch in batches(planned):
+                if not is_urgent:
+                    await self._rest()
                 one = await self._careful.encode(batch)
                 done.add(one)
                 self.total.add(one)
@@ -233,6 +239,10 @@ def encoding_of(
         is_short = parts.disk.space().available < 2 * min_free_bytes()
         return 0.0 if said is not None and is_short else said
 
+    def may_take_room() -> bool:
+        # What is encoded needs room before it gives any; the last of it is the writers'.
+        return may_work() and parts.disk.space().available >= min_free_bytes() + 2 * BATCH_BYTES
+
     return EncodingTask(
         parts.index,
         parts.segments,
@@ -240,7 +250,7 @@ def encoding_of(
         Reencoder(parts.disk, parts.index, parts.segments, parts.ingest.committer, worker.run),
         after_s,
         lambda: config().encode_rate_mib_s * (1 << 20),
-        may_work,
+        may_take_room,
         worker.close,
     )
 

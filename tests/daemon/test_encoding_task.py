@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import trio
 from encoded_series import PATH, saves
 from saved_store import SECOND_NS, SavedStore
 
+from ckptfs.daemon import encoding, encoding_batches
 from ckptfs.daemon.config import Config, UnitPolicy
 from ckptfs.daemon.encoding import AfterS, EncodingTask
 from ckptfs.daemon.encoding_files import EncodingFiles
@@ -46,13 +47,15 @@ class FailingReencoder(Reencoder):
         return await super().encode(planned)
 
 
-def task_of(store: SavedStore, after_s: AfterS) -> tuple[EncodingTask, FailingReencoder]:
+def task_of(
+    store: SavedStore, after_s: AfterS, may_work: Callable[[], bool] = lambda: True
+) -> tuple[EncodingTask, FailingReencoder]:
     async def end() -> None:
         pass
 
     reencoder = FailingReencoder(store.disk, store.index, store.segments, store.ingest.committer)
     task = EncodingTask(
-        store.index, store.segments, store.histories, reencoder, after_s, lambda: 0, lambda: True, end,
+        store.index, store.segments, store.histories, reencoder, after_s, lambda: 0, may_work, end,
         now_ns=lambda: store.now_ns,
     )  # fmt: skip
     return task, reencoder
@@ -87,6 +90,25 @@ def test_a_save_is_encoded_when_its_time_has_come_and_never_the_newest(store: Sa
         # The first is three minutes older than the last; then the others follow each other by a minute.
         assert seen == [0, 0, 0, 1, 2, 3, 3]
         assert await encoded(store, records[0]) == [True, True, True, False]
+
+    trio.run(scenario)
+
+
+def test_it_rests_before_each_batch(store: SavedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_batches, "BATCH_CHUNKS", 1)
+    monkeypatch.setattr(encoding, "LOOK_EVERY_S", 0.001)
+    asked: list[bool] = []
+
+    def may_work() -> bool:
+        asked.append(len(asked) % 3 == 2)
+        return asked[-1]
+
+    task, _ = task_of(store, lambda _: 0.0, may_work)
+
+    async def scenario() -> None:
+        await published(store)
+        done = await task.catch_up()
+        assert done.encoded_chunks and sum(asked) == done.chunks and len(asked) == 3 * sum(asked)
 
     trio.run(scenario)
 
