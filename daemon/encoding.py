@@ -150,11 +150,9 @@ class EncodingTask:
     ) -> None:
         async with self._one_at_a_time:
             files = await self._files.of_unit(unit.unit)
-            due = self._due(files, chosen)
+            due = await self._due(files, chosen)
             total = self.pending_bytes = sum(file.size for file in due)
-            for save in files.saves:
-                if not any(file in due for file in save.files.values()):
-                    continue
+            for save in await files.saves_with(due):
                 for file, planned in await self._files.planned(files, save, due.__contains__):
                     await self._file(file, planned, pace, done, is_urgent=report is not None)
                     self.pending_bytes -= file.size
@@ -162,17 +160,20 @@ class EncodingTask:
                         report(Progress(done=total - self.pending_bytes, total=total))
             self.pending_bytes = 0
 
-    def _due(self, files: UnitFiles, chosen: Callable[[SavedFile], bool]) -> set[SavedFile]:
-        return {
-            file
-            for save in files.saves
-            for file in save.files.values()
-            if file.size >= _LEAST_FILE_BYTES
-            and file.recipe not in files.newest
-            and chosen(file)
-            and self._segments.locate(file.recipe) is not None
-            and self._index.get(Table.META, TRIED + file.recipe) is None
-        }
+    async def _due(self, files: UnitFiles, chosen: Callable[[SavedFile], bool]) -> set[SavedFile]:
+        def is_due(file: SavedFile) -> bool:
+            return file.recipe not in files.newest and chosen(file)
+
+        def is_settled(file: SavedFile) -> bool:
+            return file.size < _LEAST_FILE_BYTES or (is_due(file) and self._is_settled(file.recipe))
+
+        return set(filter(is_due, await files.unsettled_but(is_settled)))
+
+    def _is_settled(self, recipe: RecipeId) -> bool:
+        """Whether a content was encoded, or is gone."""
+        return (
+            self._segments.locate(recipe) is None or self._index.get(Table.META, TRIED + recipe) is not None
+        )
 
     async def _file(
         self,
@@ -204,12 +205,11 @@ class EncodingTask:
         found = Encoding()
         async with self._one_at_a_time:
             files = await self._files.of_unit(unit.unit)
-            due = self._due(files, chosen)
-            for save in files.saves:
-                if any(file in due for file in save.files.values()):
-                    for _, planned in await self._files.planned(files, save, due.__contains__):
-                        found.chunks += len(planned)
-                        found.plain_bytes += raw_bytes(self._segments, planned)
+            due = await self._due(files, chosen)
+            for save in await files.saves_with(due):
+                for _, planned in await self._files.planned(files, save, due.__contains__):
+                    found.chunks += len(planned)
+                    found.plain_bytes += raw_bytes(self._segments, planned)
         return found
 
     async def _finish(self) -> None:

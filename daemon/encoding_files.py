@@ -10,10 +10,9 @@ seconds. Source: FORMAT.md, "Encoded segments"; store/encoding_plan.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 
 import trio
 
@@ -32,17 +31,48 @@ from ckptfs.store.segments import Segments
 _NEAREST_SAVES = 4
 _KNOWN_TENSORS = 1 << 18
 _SLICE_PIECES = 512
+_SLICE_FILES = 128
 _KNOWN_VERSIONS = 64
 
 
 @dataclass(slots=True)
 class UnitFiles:
     """The files of a unit's versions, the earliest save first. `newest` are the contents that are the newest
-    of their kind, `shared` the first 8 bytes of their chunks' ids."""
+    of their kind, `shared` the first 8 bytes of their chunks' ids; `unsettled` the files that are not known
+    to be encoded or gone, from which whoever learns it takes them; `gone` the saves that are known to be."""
 
     saves: list[SavedFiles] = field(default_factory=list)
     newest: set[RecipeId] = field(default_factory=set)
     shared: set[bytes] = field(default_factory=set)
+    unsettled: dict[SavedFile, None] = field(default_factory=dict)
+    gone: set[tuple[int | None, int]] = field(default_factory=set)
+
+    async def unsettled_but(self, is_settled: Callable[[SavedFile], bool]) -> list[SavedFile]:
+        """The unsettled files, without those that turn out to be settled: no look costs more than what is
+        new since the one before it. A slice at a time, as there may be a hundred thousand files."""
+        left: list[SavedFile] = []
+        for at, file in enumerate(tuple(self.unsettled), 1):
+            if is_settled(file):
+                self.unsettled.pop(file, None)
+            else:
+                left.append(file)
+            if at % _SLICE_FILES == 0:
+                await trio.lowlevel.checkpoint()
+        return left
+
+    async def saves_with(self, files: set[SavedFile]) -> list[SavedFiles]:
+        """The saves that have any of these files, the earliest first."""
+        found: list[SavedFiles] = []
+        looked_at = 0
+        for save in self.saves if files else ():
+            for file in save.files.values():
+                looked_at += 1
+                if looked_at % _SLICE_FILES == 0:
+                    await trio.lowlevel.checkpoint()
+                if file in files:
+                    found.append(save)
+                    break
+        return found
 
 
 @dataclass(slots=True)
@@ -51,8 +81,7 @@ class _Known:
 
     version: int = 0
     walked: int = 0
-    files: list[SavedFile] = field(default_factory=list)
-    contents: set[tuple[str, RecipeId]] = field(default_factory=set)
+    files: dict[tuple[str, RecipeId], SavedFile] = field(default_factory=dict)
     trees: set[tuple[bytes, TreeId]] = field(default_factory=set)
     found: UnitFiles = field(default_factory=UnitFiles)
 
@@ -64,10 +93,16 @@ class EncodingFiles:
         self._segments = segments
         self._histories = histories
         self._known: dict[UnitId, _Known] = {}
-        self._layouts: Lru[RecipeId, Layout | None] = Lru(_KNOWN_TENSORS)
+        self._walking = trio.Lock()
+        # In a tuple: what has no layout is remembered too.
+        self._layouts: Lru[RecipeId, tuple[Layout | None]] = Lru(_KNOWN_TENSORS)
 
     async def of_unit(self, unit: UnitId) -> UnitFiles:
         """What there is of a unit now."""
+        async with self._walking:
+            return await self._walked(unit)
+
+    async def _walked(self, unit: UnitId) -> UnitFiles:
         numbers = self._histories.numbers(unit)
         known = self._known.setdefault(unit, _Known())
         if known.walked > 2 * len(numbers) + _KNOWN_VERSIONS:
@@ -78,9 +113,10 @@ class EncodingFiles:
             if number > known.version:
                 await self._take(unit, number, known)
         if known.version != before:
-            files = known.files
+            files = list(known.files.values())
             saves, newest = await trio.to_thread.run_sync(lambda: (group_saves(files), newest_files(files)))
-            known.found = UnitFiles(saves, newest, await self._chunks_of(newest))
+            shared = await self._chunks_of(newest)
+            known.found = UnitFiles(saves, newest, shared, known.found.unsettled)
         return known.found
 
     async def _take(self, unit: UnitId, number: int, known: _Known) -> None:
@@ -91,9 +127,10 @@ class EncodingFiles:
             return
         for saved in walk(self._segments, Saved(b"", record.top), lambda *_: None, known.trees):
             entry, path = saved.entry, os.fsdecode(saved.path)
-            if entry.recipe is not None and (path, entry.recipe) not in known.contents:
-                known.contents.add((path, entry.recipe))
-                known.files.append(SavedFile(path, entry.recipe, entry.size, number, record.time_ns))
+            if entry.recipe is not None:
+                file = SavedFile(path, entry.recipe, entry.size, number, record.time_ns)
+                # A content that comes back may have gone, and what was known of it with it.
+                known.found.unsettled[known.files.setdefault((path, entry.recipe), file)] = None
             await trio.lowlevel.checkpoint()
 
     async def _chunks_of(self, recipes: Iterable[RecipeId]) -> set[bytes]:
@@ -111,7 +148,7 @@ class EncodingFiles:
     ) -> list[tuple[SavedFile, list[PlannedChunk]]]:
         """The chosen files of a save, and all their chunks that may be encoded; what may be the cast of
         others comes behind them."""
-        saves = [save, *self._earlier(files, save)]
+        saves = [save, *await self._earlier(files, save)]
         looked_at = [Save(one.step, one.number, await self._layouts_of(one)) for one in saves]
         candidates = await trio.to_thread.run_sync(_candidates, looked_at)
         recipe_of: dict[tuple[int, str], Recipe] = {}
@@ -121,6 +158,7 @@ class EncodingFiles:
                     # What cannot be read is left alone; a reader or a scrub says what is wrong with it.
                     with suppress(Corrupt):
                         recipe_of[number, path] = self._recipe(one.recipe)
+                await trio.lowlevel.checkpoint()
         found: list[tuple[SavedFile, list[PlannedChunk]]] = []
         for path, one in save.files.items():
             if chosen(one) and (0, path) in recipe_of:
@@ -131,21 +169,36 @@ class EncodingFiles:
             await trio.lowlevel.checkpoint()
         return sorted(found, key=lambda pair: any(chunk.cast_of for chunk in pair[1]))
 
-    def _earlier(self, files: UnitFiles, save: SavedFiles) -> Iterator[SavedFiles]:
+    async def _earlier(self, files: UnitFiles, save: SavedFiles) -> list[SavedFiles]:
         """The saves of which it may be the next one, the likeliest first: behind the nearest of its run comes
         what stood there before without a step, such as the model that a run began with."""
         at = next(number for number, one in enumerate(files.saves) if one is save)
-        before = [one for one in reversed(files.saves[:at]) if self._is_there(one)]
-        yield from islice(
-            (one for one in before if (one.step is None) == (save.step is None)), _NEAREST_SAVES
-        )
+        before = files.saves[:at][::-1]
+        run = [one for one in before if (one.step is None) == (save.step is None)]
+        found = await self._there(files, run, _NEAREST_SAVES)
         if save.step is not None:
-            bases = (one for one in before if one.step is None and one.number <= save.number)
-            yield from islice(bases, 1)
+            bases = [one for one in before if one.step is None and one.number <= save.number]
+            found += await self._there(files, bases, 1)
+        return found
 
-    def _is_there(self, save: SavedFiles) -> bool:
-        """Whether any file of a save is stored still."""
-        return any(self._segments.locate(one.recipe) is not None for one in save.files.values())
+    async def _there(self, files: UnitFiles, saves: Sequence[SavedFiles], most: int) -> list[SavedFiles]:
+        """The first of these of which any file is stored still."""
+        found: list[SavedFiles] = []
+        for save in saves:
+            if len(found) == most:
+                break
+            if (save.step, save.number) in files.gone:
+                continue
+            for at, one in enumerate(save.files.values(), 1):
+                if at % _SLICE_FILES == 0:
+                    await trio.lowlevel.checkpoint()
+                if self._segments.locate(one.recipe) is not None:
+                    found.append(save)
+                    break
+            else:
+                files.gone.add((save.step, save.number))
+                await trio.lowlevel.checkpoint()
+        return found
 
     async def _plan(
         self,
@@ -169,13 +222,14 @@ class EncodingFiles:
     async def _layouts_of(self, save: SavedFiles) -> dict[str, Layout]:
         found: dict[str, Layout] = {}
         for path, one in save.files.items():
+            await trio.lowlevel.checkpoint()
             if self._segments.locate(one.recipe) is None:
                 continue
-            layout = self._layouts.get(one.recipe)
-            if layout is None:
-                layout = await trio.to_thread.run_sync(self._parsed, save, one)
-                self._layouts.put(one.recipe, layout, 1 + (len(layout.tensors) if layout is not None else 0))
-            if layout is not None:
+            known = self._layouts.get(one.recipe)
+            if known is None:
+                known = (await trio.to_thread.run_sync(self._parsed, save, one),)
+                self._layouts.put(one.recipe, known, 1 + (len(known[0].tensors) if known[0] else 0))
+            if (layout := known[0]) is not None:
                 found[path] = layout
         return found
 

@@ -3,7 +3,7 @@ among what is there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from saved_store import SavedStore, Tree
 from ckptfs.daemon import encoding_files
 from ckptfs.daemon.encoding_files import EncodingFiles
 from ckptfs.store.encoding_saves import SavedFiles
+from ckptfs.store.formats import Reader
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change
+from ckptfs.store.segment_format import Location
 
 NAME = PATH.encode()
 
@@ -86,5 +88,49 @@ def test_the_first_save_of_a_run_is_encoded_against_what_it_began_with(store: Sa
             [(_, planned)] = await files.planned(unit, save, lambda _: True)
             parents = {one.parent for one in planned if one.parent is not None}
             assert parents and parents <= chunks(parent)
+
+    trio.run(scenario)
+
+
+def test_what_has_no_layout_is_parsed_once(store: SavedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = EncodingFiles(store.segments, store.histories)
+    parsed: list[str] = []
+
+    def parse(reader: Reader, path: str, sibling: Callable[[str], Reader | None]) -> None:
+        parsed.append(path)
+
+    monkeypatch.setattr(encoding_files, "parse", parse)
+
+    async def scenario() -> None:
+        for number in range(4):
+            record = await store.publish(b"run", {b"log": b"%d" % number * 40_000})
+        unit = await files.of_unit(record.unit)
+        for save in unit.saves:
+            await files.planned(unit, save, lambda _: True)
+
+    trio.run(scenario)
+    assert parsed == ["log"] * 4
+
+
+def test_saves_that_have_gone_are_looked_up_once(store: SavedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = EncodingFiles(store.segments, store.histories)
+    looked_up: list[ChunkId] = []
+    locate = store.segments.locate
+
+    def counted(chunk: ChunkId) -> Location | None:
+        looked_up.append(chunk)
+        return locate(chunk)
+
+    async def scenario() -> None:
+        records = [await store.publish(b"run", {b"log": b"%d" % number * 40_000}) for number in range(6)]
+        unit = await files.of_unit(records[0].unit)
+        change = Change()
+        gone = [ChunkId(save.files["log"].recipe) for save in unit.saves[:4]]
+        store.ingest.reclaim.stage_removal(change, gone)
+        store.index.apply(change)
+        monkeypatch.setattr(store.segments, "locate", counted)
+        for _ in range(3):
+            await files.planned(unit, unit.saves[5], lambda _: True)
+        assert [looked_up.count(one) for one in gone] == [1] * 4
 
     trio.run(scenario)

@@ -20,7 +20,7 @@ from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.reencode import Encoding, Reencoder
-from ckptfs.store.segment_format import Codec
+from ckptfs.store.segment_format import Codec, Location
 
 NAME = PATH.encode()
 HOUR_S = 3600.0
@@ -142,5 +142,42 @@ def test_what_the_encoder_dies_of_is_left_and_told_and_not_tried_again(
         assert (await task.catch_up()).chunks == 0, "what was looked at is not looked at again"
         place = store.segments.locate(victim)
         assert place is not None and place.codec == Codec.RAW
+
+    trio.run(scenario)
+
+
+def test_a_look_costs_what_is_new_and_lets_others_run(
+    store: SavedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many files, each is looked up until it is known to be done, and a few at a time."""
+    task, _ = task_of(store, lambda _: 0.0)
+    looked_up: list[ChunkId] = []
+    locate = store.segments.locate
+
+    def counted(chunk: ChunkId) -> Location | None:
+        looked_up.append(chunk)
+        return locate(chunk)
+
+    async def scenario() -> None:
+        for save in range(2):
+            await store.publish(b"run", {b"%d" % n: bytes([save, n % 256]) * 20_000 for n in range(300)})
+        await task.catch_up()
+        monkeypatch.setattr(store.segments, "locate", counted)
+        at_once = [0]
+
+        async def beside() -> None:
+            while True:
+                before = len(looked_up)
+                await trio.lowlevel.checkpoint()
+                at_once.append(len(looked_up) - before)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beside)
+            await task.catch_up()
+            first = len(looked_up)
+            await task.catch_up()
+            nursery.cancel_scope.cancel()
+        assert 300 <= first < 400 and len(looked_up) == first
+        assert max(at_once) < 300
 
     trio.run(scenario)
