@@ -26,7 +26,7 @@ from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.retaining import Policies
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.encoding_saves import SavedFile
-from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.errors import CkptfsError, Corrupt, NoSpace
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.index import Change, Index, Table
@@ -63,10 +63,12 @@ class EncodingTask:
         may_work: Callable[[], bool],
         end: Callable[[], Awaitable[None]],
         *,
+        has_room: Callable[[], bool] = lambda: True,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`bytes_s`: so many plain bytes a second at most (0: as fast as it goes); `may_work` says whether
-        nothing more urgent goes on; `end` is called when there is nothing to do for a while."""
+        nothing more urgent goes on, `has_room` whether what is to be kept free is; `end` is called when there
+        is nothing to do for a while."""
         self._index = index
         self._segments = segments
         self._histories = histories
@@ -74,9 +76,11 @@ class EncodingTask:
         self._after_s = after_s
         self._bytes_s = bytes_s
         self._may_work = may_work
+        self._has_room = has_room
         self._end = end
         self._now_ns = now_ns
         self._files = EncodingFiles(segments, histories)
+        self._passes = 0
         self._one_at_a_time = trio.Lock()
         self.total = Encoding()
         self.pending_bytes = 0
@@ -116,7 +120,10 @@ class EncodingTask:
         report: Callable[[Progress], None],
         dry_run: bool,
     ) -> Json:
-        """`ckptfs encode`: those of `contents` (None: of all) that are not the newest of their kind."""
+        """`ckptfs encode`: those of `contents` (None: of all) that are not the newest of their kind.
+
+        It waits for no more than a batch of those who encode beside it. NoSpace if there is less room than
+        is to be kept free. Durable when: this returned."""
 
         def chosen(file: SavedFile) -> bool:
             return contents is None or file.recipe in contents
@@ -148,17 +155,23 @@ class EncodingTask:
         done: Encoding,
         report: Callable[[Progress], None] | None,
     ) -> None:
-        async with self._one_at_a_time:
+        left = 0
+        self._passes += 1
+        try:
             files = await self._files.of_unit(unit.unit)
             due = await self._due(files, chosen)
-            total = self.pending_bytes = sum(file.size for file in due)
+            total = left = sum(file.size for file in due)
+            self.pending_bytes += total
             for save in await files.saves_with(due):
                 for file, planned in await self._files.planned(files, save, due.__contains__):
-                    await self._file(file, planned, pace, done, is_urgent=report is not None)
+                    await self._file(files, file, planned, pace, done, rests=report is None)
                     self.pending_bytes -= file.size
+                    left -= file.size
                     if report is not None:
-                        report(Progress(done=total - self.pending_bytes, total=total))
-            self.pending_bytes = 0
+                        report(Progress(done=total - left, total=total))
+        finally:
+            self.pending_bytes -= left
+            self._passes -= 1
 
     async def _due(self, files: UnitFiles, chosen: Callable[[SavedFile], bool]) -> set[SavedFile]:
         def is_due(file: SavedFile) -> bool:
@@ -177,25 +190,35 @@ class EncodingTask:
 
     async def _file(
         self,
+        files: UnitFiles,
         file: SavedFile,
         planned: Sequence[PlannedChunk],
         pace: Pace,
         done: Encoding,
         *,
-        is_urgent: bool,
+        rests: bool,
     ) -> None:
+        passed_over = False
         try:
             for batch in batches(planned):
-                if not is_urgent:
-                    await self._rest()
-                one = await self._careful.encode(batch)
+                await self._turn(rests)
+                # Not held while it rests: whoever asks for it by hand is not kept waiting.
+                async with self._one_at_a_time:
+                    one = await self._careful.encode(batch)
+                passed_over |= bool(one.passed_over)
+                one.passed_over.clear()
                 done.add(one)
                 self.total.add(one)
                 await pace.spent(one.plain_bytes)
         except Corrupt as e:
             log.error("%s is not encoded: %s", file.path, e)
             return
-        if self._segments.locate(file.recipe) is not None:
+        if passed_over:
+            return  # The next look takes them.
+        if any(one.chunk in self._careful.left_raw for one in planned):
+            # By this daemon not again, but another one may have an encoder that does not fail.
+            files.unsettled.pop(file, None)
+        elif self._segments.locate(file.recipe) is not None:
             change = Change()
             change.put(Table.META, TRIED + file.recipe, b"")
             self._index.apply(change)
@@ -203,24 +226,29 @@ class EncodingTask:
     async def _survey(self, unit: Unit, chosen: Callable[[SavedFile], bool]) -> Encoding:
         """What would be looked at."""
         found = Encoding()
-        async with self._one_at_a_time:
-            files = await self._files.of_unit(unit.unit)
-            due = await self._due(files, chosen)
-            for save in await files.saves_with(due):
-                for _, planned in await self._files.planned(files, save, due.__contains__):
-                    found.chunks += len(planned)
-                    found.plain_bytes += raw_bytes(self._segments, planned)
+        files = await self._files.of_unit(unit.unit)
+        due = await self._due(files, chosen)
+        for save in await files.saves_with(due):
+            for _, planned in await self._files.planned(files, save, due.__contains__):
+                found.chunks += len(planned)
+                found.plain_bytes += raw_bytes(self._segments, planned)
         return found
 
     async def _finish(self) -> None:
         """Nothing is to be done for a while, unless somebody else is at it: then he comes here in the end."""
         with trio.CancelScope(shield=True):
-            if not self._one_at_a_time.locked():
+            if not self._passes:
                 await self._end()
 
-    async def _rest(self) -> None:
-        while not self._may_work():
+    async def _turn(self, rests: bool) -> None:
+        """Wait until a batch may be encoded; NoSpace if somebody waits for it, and there is no room."""
+        while rests and not (self._may_work() and self._has_room()):
             await trio.sleep(LOOK_EVERY_S)
+        if not self._has_room():
+            raise NoSpace(
+                "nothing is encoded while less room is free than min_free: what is encoded is written before "
+                "what it replaces goes. Delete files or versions, or lower min_free"
+            )
 
 
 def encoding_of(
@@ -252,6 +280,7 @@ def encoding_of(
         lambda: config().encode_rate_mib_s * (1 << 20),
         may_take_room,
         worker.close,
+        has_room=lambda: parts.disk.space().available >= min_free_bytes(),
     )
 
 

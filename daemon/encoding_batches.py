@@ -47,7 +47,7 @@ class CarefulEncoding:
     async def encode(self, batch: Sequence[PlannedChunk]) -> Encoding:
         """As Reencoder.encode. EncoderDied or Corrupt if more than a few chunks of a batch make it fail:
         then it is not the chunks. Durable when: this returned."""
-        done, at_most = Encoding(), len(self.left_raw) + _MOST_AT_ONCE
+        done, blamed = Encoding(), set[ChunkId]()
         parts = [[one for one in batch if one.chunk not in self.left_raw]]
         while parts:
             part = parts.pop()
@@ -61,9 +61,11 @@ class CarefulEncoding:
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
             elif await self._fails_again(part, done):
-                if len(self.left_raw) >= at_most:
+                if len(blamed) >= _MOST_AT_ONCE:
+                    self.left_raw -= blamed
                     raise error
                 chunk = part[0].chunk
+                blamed.add(chunk)
                 self.left_raw.add(chunk)
                 log.error("chunk %s stays as it is, the encoder fails of it: %s", cid_text(chunk), error)
         return done

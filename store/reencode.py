@@ -50,13 +50,15 @@ EncodeBatch = Callable[[EncodingBatch], Awaitable[Built | None]]
 
 @dataclass(slots=True)
 class Encoding:
-    """What a re-encoding has come to: chunks and plain bytes that were looked at, and what became smaller."""
+    """What a re-encoding has come to: chunks and plain bytes that were looked at, and what became smaller.
+    `passed_over` are the chunks that stayed as they are only because of what went on meanwhile."""
 
     chunks: int = 0
     plain_bytes: int = 0
     encoded_chunks: int = 0
     encoded_plain_bytes: int = 0
     encoded_bytes: int = 0
+    passed_over: set[ChunkId] = field(default_factory=set)
 
     def add(self, other: Encoding) -> None:
         """Count what another one has done."""
@@ -65,6 +67,7 @@ class Encoding:
         self.encoded_chunks += other.encoded_chunks
         self.encoded_plain_bytes += other.encoded_plain_bytes
         self.encoded_bytes += other.encoded_bytes
+        self.passed_over |= other.passed_over
 
 
 @dataclass(slots=True)
@@ -139,6 +142,7 @@ class Reencoder:
         places = self._segments.ways_to([tuple(parents)])
         depths = {parent: depth for parent in parents if (depth := self._segments.parents.depth(parent))}
         still = tuple(one for one in wanted.values() if self._segments.locate(one.chunk) == one.location)
+        done.passed_over = wanted.keys() - {one.chunk for one in still}
         number = self._committer.take_number()
         return EncodingBatch(number, self._committer.now_ns(), still, places, depths), done
 
@@ -154,6 +158,7 @@ class Reencoder:
     def _commit(self, batch: EncodingBatch, built: Built, done: Encoding) -> None:
         """Enter a durable segment. Durable when: this returned."""
         moving = self._moving({one.chunk: one.location for one in batch.wanted}, built.index.rows)
+        done.passed_over |= set(moving.surplus)
         if not moving.rows:
             remove_segment_files(self._disk, batch.number)
             return

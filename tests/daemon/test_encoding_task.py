@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from encoded_series import PATH, saves
 from saved_store import SECOND_NS, SavedStore
 
-from ckptfs.daemon import encoding, encoding_batches
+from ckptfs.daemon import encoding_batches
 from ckptfs.daemon.config import Config, UnitPolicy
 from ckptfs.daemon.encoding import AfterS, EncodingTask
 from ckptfs.daemon.encoding_files import EncodingFiles
 from ckptfs.daemon.encoding_worker import EncoderDied
 from ckptfs.daemon.retaining import Policies
 from ckptfs.store.encoding_plan import PlannedChunk
+from ckptfs.store.errors import NoSpace
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.reencode import Encoding, Reencoder
@@ -40,15 +42,21 @@ class FailingReencoder(Reencoder):
     """The encoder dies of some chunks."""
 
     culprits: frozenset[ChunkId] = frozenset()
+    calls = 0
 
     async def encode(self, planned: Sequence[PlannedChunk]) -> Encoding:
+        self.calls += 1
         if any(one.chunk in self.culprits for one in planned):
             raise EncoderDied("the process that encodes has died")
         return await super().encode(planned)
 
 
 def task_of(
-    store: SavedStore, after_s: AfterS, may_work: Callable[[], bool] = lambda: True
+    store: SavedStore,
+    after_s: AfterS,
+    *,
+    may_work: Callable[[], bool] = lambda: True,
+    has_room: Callable[[], bool] = lambda: True,
 ) -> tuple[EncodingTask, FailingReencoder]:
     async def end() -> None:
         pass
@@ -56,7 +64,7 @@ def task_of(
     reencoder = FailingReencoder(store.disk, store.index, store.segments, store.ingest.committer)
     task = EncodingTask(
         store.index, store.segments, store.histories, reencoder, after_s, lambda: 0, may_work, end,
-        now_ns=lambda: store.now_ns,
+        has_room=has_room, now_ns=lambda: store.now_ns,
     )  # fmt: skip
     return task, reencoder
 
@@ -90,25 +98,6 @@ def test_a_save_is_encoded_when_its_time_has_come_and_never_the_newest(store: Sa
         # The first is three minutes older than the last; then the others follow each other by a minute.
         assert seen == [0, 0, 0, 1, 2, 3, 3]
         assert await encoded(store, records[0]) == [True, True, True, False]
-
-    trio.run(scenario)
-
-
-def test_it_rests_before_each_batch(store: SavedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding_batches, "BATCH_CHUNKS", 1)
-    monkeypatch.setattr(encoding, "LOOK_EVERY_S", 0.001)
-    asked: list[bool] = []
-
-    def may_work() -> bool:
-        asked.append(len(asked) % 3 == 2)
-        return asked[-1]
-
-    task, _ = task_of(store, lambda _: 0.0, may_work)
-
-    async def scenario() -> None:
-        await published(store)
-        done = await task.catch_up()
-        assert done.encoded_chunks and sum(asked) == done.chunks and len(asked) == 3 * sum(asked)
 
     trio.run(scenario)
 
@@ -179,5 +168,95 @@ def test_a_look_costs_what_is_new_and_lets_others_run(
             nursery.cancel_scope.cancel()
         assert 300 <= first < 400 and len(looked_up) == first
         assert max(at_once) < 300
+
+    trio.run(scenario)
+
+
+def test_who_asks_by_hand_is_not_kept_waiting_by_what_rests(store: SavedStore) -> None:
+    task, _ = task_of(store, lambda _: 0.0, may_work=lambda: False)
+
+    async def scenario() -> None:
+        records = await published(store)
+        unit = store.unit(b"run")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.catch_up)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(60):
+                would = await task.now(unit, None, lambda _: None, True)
+                done = await task.now(unit, None, lambda _: None, False)
+            nursery.cancel_scope.cancel()
+        assert isinstance(would, dict) and isinstance(done, dict)
+        assert would["chunks"] and done["encoded_chunks"]
+        assert await encoded(store, records[0]) == [True, True, True, False]
+        assert task.pending_bytes == 0
+
+    trio.run(scenario)
+
+
+def test_it_rests_before_each_batch(store: SavedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_batches, "BATCH_CHUNKS", 1)
+    task, reencoder = task_of(store, lambda _: 0.0, may_work=lambda: not reencoder.calls)
+
+    async def scenario() -> None:
+        await published(store)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task.catch_up)
+            with trio.fail_after(60):
+                while not reencoder.calls:
+                    await trio.sleep(0.01)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.cancel_scope.cancel()
+        assert reencoder.calls == 1
+
+    trio.run(scenario)
+
+
+def test_by_hand_it_stops_where_there_is_no_room(store: SavedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_batches, "BATCH_CHUNKS", 1)
+    task, reencoder = task_of(store, lambda _: 0.0, has_room=lambda: not reencoder.calls)
+
+    async def scenario() -> None:
+        await published(store)
+        with pytest.raises(NoSpace, match="min_free"):
+            await task.now(store.unit(b"run"), None, lambda _: None, False)
+        assert reencoder.calls == 1 and task.pending_bytes == 0
+
+    trio.run(scenario)
+
+
+def test_what_was_wrongly_blamed_is_encoded_by_the_next_daemon(store: SavedStore) -> None:
+    async def scenario() -> None:
+        records = await published(store)
+        unit = await EncodingFiles(store.segments, store.histories).of_unit(records[0].unit)
+        _, victim, *_ = store.segments.read_recipe(unit.saves[1].files[PATH].recipe).chunks()
+        task, reencoder = task_of(store, lambda _: 0.0)
+        reencoder.culprits = frozenset([victim])
+        await task.catch_up()
+        task, _ = task_of(store, lambda _: 0.0)
+        await task.catch_up()
+        place = store.segments.locate(victim)
+        assert place is not None and place.codec != Codec.RAW
+
+    trio.run(scenario)
+
+
+def test_what_somebody_relied_on_meanwhile_is_encoded_at_the_next_look(store: SavedStore) -> None:
+    task, reencoder = task_of(store, lambda _: 0.0)
+
+    async def scenario() -> None:
+        records = await published(store)
+        unit = await EncodingFiles(store.segments, store.histories).of_unit(records[0].unit)
+        _, victim, *_ = store.segments.read_recipe(unit.saves[0].files[PATH].recipe).chunks()
+        with store.segments.pins.hold() as held:
+            held.add(victim)
+            await task.catch_up()
+        place = store.segments.locate(victim)
+        assert place is not None and place.codec == Codec.RAW
+        await task.catch_up()
+        place = store.segments.locate(victim)
+        assert place is not None and place.codec != Codec.RAW
+        calls = reencoder.calls
+        await task.catch_up()
+        assert reencoder.calls == calls
 
     trio.run(scenario)
