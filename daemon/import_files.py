@@ -1,15 +1,14 @@
 """The bytes of files outside become files of the store: taken, stored, and compared with what they were.
 
 One rule: a file counts as taken only if, after it was stored, it was read again where it came from and every
-byte of that is in the recipe; or, where it is the very same file (a name was added), if nobody changed it.
+byte of that is in the recipe.
 
-How the bytes come: a second name for the file where it is to be moved and lies on the store's file system,
-else shared blocks where that file system can, else a copy.
+How the bytes come: shared blocks where the store's file system can, else a copy. Never by a second name for
+the file: who has it open, or finds it by its old name, would write to a segment.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from functools import partial
 
 import trio
 
-from ckptfs.daemon.import_plan import Found
+from ckptfs.daemon.import_plan import Found, Path
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.outside import Outside, found_of, xattrs_of
 from ckptfs.store.errors import Unavailable
@@ -29,25 +28,21 @@ from ckptfs.store.ingest import Candidate, Ingested
 from ckptfs.store.packing import full_disk_is_no_space
 from ckptfs.store.recipe import Recipe
 
-Path = tuple[bytes, ...]
 SMALL_BYTES = 128 << 10
 _METADATA = b".metadata"
 _FILES_AT_ONCE = 512
 _BYTES_AT_ONCE = 32 << 20
 _BUFFER_BYTES = 1 << 20
-_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES, errno.ENOENT, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A file that is stored. `seen` is what it was when its bytes were taken; `is_linked`: the store has the
-    file itself."""
+    """A file that is stored. `seen` is what it was when its bytes were taken."""
 
     seen: Found
     recipe: RecipeId
     root: bytes
     blocks: int
-    is_linked: bool
 
 
 @dataclass(slots=True)
@@ -55,28 +50,25 @@ class _Staged:
     number: int
     path: Path
     seen: Found
-    is_linked: bool
 
 
 class FileTaker:
     """Takes the files of one directory. Belongs to the index thread; disk work runs in worker threads.
 
     `held` pins all that is stored, until its owner's record is committed. `counts` are the files and bytes
-    that came by each way: "linked", "cloned", "copied".
+    that came by each way: "cloned", "copied".
     """
 
     def __init__(
-        self, parts: OpenStore, outside: Outside, held: set[ChunkId], move: bool, tell: Callable[[int], None]
+        self, parts: OpenStore, outside: Outside, held: set[ChunkId], tell: Callable[[int], None]
     ) -> None:
-        """`move`: a file may be taken itself; `tell` hears the bytes of each that is taken."""
+        """`tell` hears the bytes of each that is taken."""
         self._parts = parts
         self._outside = outside
         self._held = held
-        self._move = move
         self._tell = tell
         self._stored: dict[Path, RecipeId] = {}
-        self._linkable = move and outside.status.st_dev == parts.disk.stat("").st_dev
-        self.counts: dict[str, int] = {"linked": 0, "cloned": 0, "copied": 0}
+        self.counts: dict[str, int] = {"cloned": 0, "copied": 0}
         self.bytes_by_way: dict[str, int] = dict.fromkeys(self.counts, 0)
 
     async def take(self, files: Sequence[tuple[Path, Found]]) -> dict[Path, Taken]:
@@ -101,7 +93,12 @@ class FileTaker:
         staged: list[_Staged] = []
         try:
             for path, found in group:
-                staged.append(await self._stage(path, found))
+                number, fd = self._parts.staging.create()
+                staged.append(_Staged(number, path, found))
+                try:
+                    staged[-1].seen = await trio.to_thread.run_sync(self._bring, path, found, fd)
+                finally:
+                    self._parts.disk.close(fd)
             return await self._store(staged)
         except BaseException:
             # Of those that were stored the name may go early: nothing but the segment is needed.
@@ -128,53 +125,19 @@ class FileTaker:
             done = stored[one.path]
             await self._compare(one, done)
             self._stored[one.path] = done.recipe
-            result[one.path] = Taken(one.seen, done.recipe, done.root, done.blocks, one.is_linked)
+            result[one.path] = Taken(one.seen, done.recipe, done.root, done.blocks)
             self._tell(one.seen.size)
         return result
 
-    async def _stage(self, path: Path, found: Found) -> _Staged:
-        """Its bytes as a staging file."""
-        number, fd = -1, -1
-        if not (self._linkable and found.links == 1 and found.size >= SMALL_BYTES):
-            number, fd = self._parts.staging.create()
-        return await trio.to_thread.run_sync(partial(self._bring, path, found, number, fd))
-
-    def _bring(self, path: Path, found: Found, number: int, fd: int) -> _Staged:
-        disk = self._parts.disk
-        try:
-            with self._outside.opened(path, found) as source:
-                seen = _seen(found, source)
-                if fd < 0:
-                    linked = self._linked(source)
-                    if linked is not None:
-                        return _Staged(linked, path, seen, True)
-                    number, fd = trio.from_thread.run_sync(self._parts.staging.create)
-                way = "cloned" if seen.size and self._clone(source, fd, seen.size) else "copied"
-                if way == "copied":
-                    self._copy(source, fd, seen.size)
-                self._count(way, seen.size)
-                return _Staged(number, path, seen, False)
-        except BaseException:
-            if number >= 0:
-                trio.from_thread.run_sync(self._parts.staging.drop, number)
-            raise
-        finally:
-            if fd >= 0:
-                disk.close(fd)
-
-    def _linked(self, source: int) -> int | None:
-        """The staging number of the file itself; None if it cannot be given another name, or is in use."""
-        if not self._outside.has_no_writer(source):
-            return None
-        try:
-            number = trio.from_thread.run_sync(self._parts.staging.link_from, source)
-        except OSError as e:
-            if e.errno not in _NO_LINK:
-                raise
-            self._linkable = False
-            return None
-        self._count("linked", self._parts.disk.fstat(source).st_size)
-        return number
+    def _bring(self, path: Path, found: Found, fd: int) -> Found:
+        """Its bytes into the staging file `fd`; what it was then."""
+        with self._outside.opened(path, found) as source:
+            seen = _seen(found, source)
+            way = "cloned" if seen.size and self._clone(source, fd, seen.size) else "copied"
+            if way == "copied":
+                self._copy(source, fd, seen.size)
+            self._count(way, seen.size)
+            return seen
 
     def _clone(self, source: int, fd: int, size: int) -> bool:
         if not self._parts.disk.clone(source, fd):
@@ -218,10 +181,6 @@ class FileTaker:
 
     def _is_equal(self, one: _Staged, recipe: Recipe) -> bool:
         with self._outside.opened(one.path, one.seen) as source:
-            if one.is_linked:
-                now = self._parts.disk.fstat(source)
-                same = (now.st_size, now.st_mtime_ns) == (one.seen.size, one.seen.mtime_ns)
-                return same and self._outside.has_no_writer(source)
             at, buffer = 0, memoryview(bytearray(_BUFFER_BYTES))
             for piece in recipe.pieces():
                 end = at + piece.length

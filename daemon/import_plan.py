@@ -19,6 +19,7 @@ from ckptfs.store.formats.file_verdict import TENSOR_SUFFIXES
 from ckptfs.store.formats.save_names import is_save_directory, step_of_name
 from ckptfs.store.tree import Entry
 
+Path = tuple[bytes, ...]
 ReadTree = Callable[[Entry], Sequence[Entry]]
 """The entries of a saved directory."""
 

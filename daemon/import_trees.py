@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ckptfs.daemon.import_files import Path, Taken
-from ckptfs.daemon.import_plan import Found, ReadTree, is_same
+from ckptfs.daemon.import_files import Taken
+from ckptfs.daemon.import_plan import Found, Path, ReadTree, is_same
 from ckptfs.fusefs.treebuilder import TOP_NAME
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId

@@ -22,9 +22,10 @@ import msgspec
 import trio
 
 from ckptfs.daemon.addresses import ROOT_UNIT
-from ckptfs.daemon.import_files import FileTaker, Path, Taken
+from ckptfs.daemon.import_files import FileTaker, Taken
 from ckptfs.daemon.import_plan import (
     Found,
+    Path,
     ReadTree,
     Step,
     deeper_saves,
@@ -36,9 +37,10 @@ from ckptfs.daemon.import_plan import (
 from ckptfs.daemon.import_trees import TreeMaker
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.outside import Outside
+from ckptfs.daemon.removing import Remover
 from ckptfs.fusefs.facts import Facts, VersionFacts
 from ckptfs.fusefs.mutations import VERSIONS_NAME
-from ckptfs.store.errors import Conflict, InvalidRequest, Unavailable
+from ckptfs.store.errors import Conflict, InvalidRequest
 from ckptfs.store.histories import Unit
 from ckptfs.store.history import IMPORTED, VersionRecord
 from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
@@ -102,7 +104,7 @@ class Importer:
         """What `run` would do."""
         outside = await trio.to_thread.run_sync(Outside, wanted.source)
         try:
-            news = await self._news(outside, wanted)
+            news = await self._news(outside, wanted, outside.scan)
         finally:
             outside.close()
         return [
@@ -125,9 +127,9 @@ class Importer:
             finally:
                 outside.close()
 
-    async def _news(self, outside: Outside, wanted: Wanted) -> _News:
+    async def _news(self, outside: Outside, wanted: Wanted, scan: Callable[[], Found]) -> _News:
         check_unit_name(wanted.name)
-        top = await trio.to_thread.run_sync(outside.scan)
+        top = await trio.to_thread.run_sync(scan)
         if not wanted.follows and (below := deeper_saves(top)) is not None:
             one = os.path.join(wanted.source, os.fsdecode(below))
             raise InvalidRequest(
@@ -188,10 +190,11 @@ class _Run:
         self._wanted = wanted
         self._done_bytes = self._total_bytes = 0
         self._tell_all = tell
+        self._remover = Remover(outside)
         self._imported = Imported()
 
     async def run(self) -> Imported:
-        news = await self._importer._news(self._outside, self._wanted)
+        news = await self._importer._news(self._outside, self._wanted, self._remover.scan)
         self._imported.newest = news.newest
         self._total_bytes = sum(
             found.size for step in news.steps for found in news.files_of(step, self._importer._read_tree)
@@ -217,7 +220,7 @@ class _Run:
         parts, read_tree = self._parts, self._importer._read_tree
         files = [pair for one in new for pair in files_to_take(one, base.get(one.name), read_tree)]
         with parts.segments.pins.hold() as held:
-            taker = FileTaker(parts, self._outside, held, self._wanted.move, self._tell)
+            taker = FileTaker(parts, self._outside, held, self._tell)
             try:
                 taken = await taker.take(files)
             finally:
@@ -285,13 +288,17 @@ class _Run:
         """Remove what a durable version has, as far as it still is that; `taken` was taken just now."""
         for one in some:
             found = await trio.to_thread.run_sync(self._removable, one, saved.get(one.name), (), taken or {})
-            for path, what, file in found:
-                await trio.to_thread.run_sync(self._remove_one, path, what, file)
+            for path, what in found:
+                why = await trio.to_thread.run_sync(self._remover.remove, path, what)
+                if why is not None:
+                    self._imported.problems.append(f"{self._outside.text(path)} {why}")
+                elif what.is_file:
+                    self._imported.removed_files += 1
 
     def _removable(
         self, found: Found, saved: Entry | None, above: Path, taken: Mapping[Path, Taken]
-    ) -> list[tuple[Path, Found, Taken | None]]:
-        """Files first, then the directories that they were in."""
+    ) -> list[tuple[Path, Found]]:
+        """Files first, as they were when they were saved, then the directories that they were in."""
         path = (*above, found.name)
         if found.is_dir:
             entries = trio.from_thread.run_sync(self._importer._read_tree, saved) if saved is not None else ()
@@ -301,49 +308,10 @@ class _Run:
                 for child in found.children
                 for one in self._removable(child, before.get(child.name), path, taken)
             ]
-            return [*below, (path, found, None)]
+            return [*below, (path, found)]
         if found.is_left or saved is None or not (path in taken or is_same(found, saved)):
             return []
-        return [(path, found, taken.get(path))]
-
-    def _remove_one(self, path: Path, found: Found, taken: Taken | None) -> None:
-        if found.is_dir:
-            self._outside.remove_directory(path)
-            return
-        if not found.is_file:
-            self._outside.remove(path)
-            return
-        try:
-            with self._outside.opened(path, found) as fd:
-                why = self._reason_to_keep(fd, found if taken is None else taken.seen, taken)
-                if why is None:
-                    self._outside.remove(path)
-                    self._imported.removed_files += 1
-                    self._close_to_others(fd, taken)
-        except Unavailable:
-            why = "was replaced meanwhile"
-        if why is not None:
-            self._imported.problems.append(f"{self._outside.text(path)} {why}, so it was left where it is")
-
-    def _reason_to_keep(self, fd: int, seen: Found, taken: Taken | None) -> str | None:
-        """Why a file is not, or may soon not be, what is saved."""
-        now = self._parts.disk.fstat(fd)
-        is_linked = taken is not None and taken.is_linked
-        # Names that the store gives and takes change the time of the inode.
-        same_inode = is_linked or now.st_ctime_ns == seen.ctime_ns or seen.links > 1
-        if not same_inode or (now.st_size, now.st_mtime_ns) != (seen.size, seen.mtime_ns):
-            return "was changed meanwhile"
-        return None if self._outside.has_no_writer(fd) else "is open for writing"
-
-    def _close_to_others(self, fd: int, taken: Taken | None) -> None:
-        """What was somebody's file may be a segment of the store now: that is nobody else's to write to."""
-        if taken is None or not taken.is_linked or not self._parts.disk.fstat(fd).st_nlink:
-            return
-        try:
-            os.fchmod(fd, 0o600)
-            os.fchown(fd, os.geteuid(), os.getegid())
-        except OSError:
-            pass  # a daemon that is not root's has no files of others
+        return [(path, taken[path].seen if path in taken else found)]
 
     def _moved(self) -> None:
         """All is in: the next import of this directory is one of its own. What is left is part of this."""

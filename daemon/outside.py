@@ -13,7 +13,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from ckptfs.daemon.import_plan import Found, with_names
 from ckptfs.daemon.mounts import mount_over, mount_table
@@ -22,6 +23,8 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
 
 MOST_DEPTH = 100
+ASIDE_PREFIX = b".ckptfs-removing-"
+"""Directories of ours, for what is about to be removed: FORMAT.md, "Importing"."""
 _XATTRS = ("user.", "trusted.")
 _XATTR_NAMES = ("security.capability",)
 _NO_XATTRS = {errno.EOPNOTSUPP, errno.EPERM, errno.EACCES}
@@ -32,6 +35,23 @@ _ELSEWHERE = (
 """File systems whose files are open on other machines as well; NFS refuses every lease with EAGAIN."""
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class Aside:
+    """Something that was set aside: the directory that it is in, under its own name. `stays_in` is the path
+    of that directory if it could not be put back."""
+
+    directory: int
+    name: bytes
+    is_removed: bool = False
+    stays_in: str | None = None
+
+    def remove(self) -> None:
+        """Remove it."""
+        with suppress(FileNotFoundError):  # another import has put it back
+            os.unlink(self.name, dir_fd=self.directory)
+        self.is_removed = True
 
 
 class Outside:
@@ -91,13 +111,35 @@ class Outside:
             finally:
                 os.close(fd)
 
-    def remove(self, path: tuple[bytes, ...]) -> None:
-        """Remove a name that is no directory; it is no error if it is gone."""
+    @contextmanager
+    def set_aside(self, path: tuple[bytes, ...]) -> Iterator[Aside | None]:
+        """Move a name into a directory that is nobody else's, beside it; None if it is gone. What is not
+        removed by the end is put back, where the name is still free."""
         with self._parent(path) as parent:
+            private = ASIDE_PREFIX + os.urandom(8).hex().encode()
+            os.mkdir(private, 0o700, dir_fd=parent)
+            directory = os.open(private, _DIRECTORY, dir_fd=parent)
+            aside = Aside(directory, path[-1])
             try:
-                os.unlink(path[-1], dir_fd=parent)
-            except FileNotFoundError:
-                pass
+                try:
+                    os.rename(path[-1], path[-1], src_dir_fd=parent, dst_dir_fd=directory)
+                except FileNotFoundError:
+                    yield None
+                else:
+                    try:
+                        yield aside
+                    finally:
+                        if not aside.is_removed and not _moved_back(directory, parent, path[-1]):
+                            aside.stays_in = self.text((*path[:-1], private))
+            finally:
+                os.close(directory)
+                with suppress(OSError):
+                    os.rmdir(private, dir_fd=parent)
+
+    def put_back(self, path: tuple[bytes, ...], name: bytes) -> bool:
+        """Move `name` out of the directory at `path` to beside that; whether that name was free."""
+        with self._parent(path) as parent, self._parent((*path, name)) as directory:
+            return _moved_back(directory, parent, name)
 
     def remove_directory(self, path: tuple[bytes, ...]) -> bool:
         """Remove a directory if nothing is in it; whether it is gone."""
@@ -146,6 +188,24 @@ class Outside:
             yield fd
         finally:
             os.close(fd)
+
+
+def _moved_back(directory: int, parent: int, name: bytes) -> bool:
+    """Move a name up from a directory of ours, replacing nothing; whether it is gone from there."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            # This replaces an empty directory at the most.
+            os.rename(name, name, src_dir_fd=directory, dst_dir_fd=parent)
+        else:
+            os.link(name, name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+            os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return True
+    except OSError as e:
+        if e.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        return False
+    return True
 
 
 def xattrs_of(fd: int) -> tuple[tuple[bytes, bytes], ...]:

@@ -201,16 +201,6 @@ class Disk:
         """A second name for a file. Durable when: the target's directory is synced."""
         os.link(self.absolute(source), self.absolute(target))
 
-    def link_from(self, fd: int, target: str) -> None:
-        """A name below the root for the file, of anybody, that `fd` is open on. Raises OSError (EXDEV, EPERM,
-        …) where that cannot be. Durable when: the target's directory is synced."""
-        # With a directory descriptor it is linkat(2), which alone follows the link in /proc.
-        here = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.link(f"/proc/self/fd/{fd}", self.absolute(target), src_dir_fd=here, follow_symlinks=True)
-        finally:
-            os.close(here)
-
     def clone(self, source_fd: int, fd: int) -> bool:
         """Have `fd` share the blocks of another file; False where the file system cannot."""
         try:

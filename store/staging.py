@@ -43,14 +43,6 @@ class Staging:
         self._next += 1
         return number, fd
 
-    def link_from(self, fd: int) -> int:
-        """The number of a staging file that is the file, of anybody, that `fd` is open on: it has one name
-        more then. Raises OSError where that cannot be. Durable when: `sync_names` returned."""
-        number = self._next
-        self._disk.link_from(fd, staging_path(number))
-        self._next += 1
-        return number
-
     def open_read(self, number: int) -> int:
         """A descriptor for reading; the caller closes it."""
         return self._disk.open_read(staging_path(number))

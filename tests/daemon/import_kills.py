@@ -32,7 +32,7 @@ from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.messages import Import
 from ckptfs.daemon.offline import OfflineStore
 from ckptfs.daemon.open_store import OpenStore, opened_store
-from ckptfs.daemon.outside import Outside
+from ckptfs.daemon.outside import Aside, Outside
 from ckptfs.store.disk import Disk
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import TreeId
@@ -50,12 +50,12 @@ _DISK_CALLS = (
     "sync",
     "sync_dir",
     "link",
-    "link_from",
     "rename",
     "unlink",
     "punch",
 )
-_OUTSIDE_CALLS = ("remove", "remove_directory")
+_OUTSIDE_CALLS = ("has_no_writer", "remove_directory")
+_ASIDE_CALLS = ("remove",)
 _MOST_TRIES = 60
 
 
@@ -147,7 +147,7 @@ def _import_and_die(call: int, store: Path, run: Path, *, move: bool) -> None:
         return counting
 
     with opened_store(str(store), "", "", lambda: Keyring(KEY)) as parts:
-        for kind, names in ((Disk, _DISK_CALLS), (Outside, _OUTSIDE_CALLS)):
+        for kind, names in ((Disk, _DISK_CALLS), (Outside, _OUTSIDE_CALLS), (Aside, _ASIDE_CALLS)):
             for name in names:
                 setattr(kind, name, counted(getattr(kind, name)))
         trio.run(_import, parts, Import(path="/run", source=str(run), move=move))

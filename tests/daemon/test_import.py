@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,10 +20,12 @@ from ckptfs.daemon import outside
 from ckptfs.daemon.following import Following, Ready
 from ckptfs.daemon.import_files import FileTaker
 from ckptfs.daemon.import_service import ImportService
+from ckptfs.daemon.import_trees import TreeMaker
 from ckptfs.daemon.messages import Import
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.outside import Outside
-from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound, Unavailable
+from ckptfs.daemon.removing import Remover
+from ckptfs.store.errors import CkptfsError, InvalidRequest, NoSpace, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.recipe import Recipe
@@ -167,20 +168,16 @@ def test_saves_without_a_step_go_by_their_times(store: Store, tmp_path: Path) ->
     assert [one["names"][0] for one in plan["versions"]] == ["best", "averaged", "final", "checkpoint-50"]
 
 
-def test_move_takes_the_files_themselves_and_leaves_nothing(store: Store, tmp_path: Path) -> None:
+def test_move_leaves_nothing(store: Store, tmp_path: Path) -> None:
     run = tmp_path / "outside"
     make_run(run, 2, 200_000)
     os.link(run / "checkpoint-50/model.safetensors", run / "same")
     os.setxattr(run / "checkpoint-50/config.json", "user.origin", b"a test")
-    before, inode = contents(run), (run / "checkpoint-100/model.safetensors").stat().st_ino
+    before = contents(run)
     done = store.imported(run, move=True)
-    # What has another name could be written through that: it is copied.
-    assert done["files"]["linked"] == 1 and done["problems"] == [] and os.listdir(run) == []
+    assert done["problems"] == [] and os.listdir(run) == []
     newest = store.versions()[-1]
     assert store.shown(newest) == before
-    store.parts.index.commit()
-    (segment,) = [one for one in (tmp_path / "store").rglob("*.seg") if one.stat().st_ino == inode]
-    assert (stat.S_IMODE(segment.stat().st_mode), segment.stat().st_nlink) == (0o600, 1)
     tree = store.parts.segments.read_tree
     assert newest.top.tree is not None
     top = {entry.name: entry for entry in tree(newest.top.tree)}
@@ -201,8 +198,126 @@ def test_what_is_being_written_is_not_removed(store: Store, tmp_path: Path) -> N
         done = store.imported(run, move=True)
     assert len(done["problems"]) == 1 and "open for writing" in done["problems"][0]
     assert [path for path in run.rglob("*") if path.is_file()] == [model]
-    assert done["files"]["linked"] == 1
     assert store.imported(run, move=True)["versions"] == [] and os.listdir(run) == []
+
+
+def once_before(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, act: Callable[[], None]) -> None:
+    """Have `act` happen before the first call of a method."""
+    original, waits = getattr(kind, name), iter(range(1))
+
+    def called(*arguments: Any) -> Any:
+        if next(waits, None) is not None:
+            act()
+        return original(*arguments)
+
+    monkeypatch.setattr(kind, name, called)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "file"])
+def test_what_took_a_name_meanwhile_is_not_removed(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A file may take the name of anything, after the last look at it that goes by the name."""
+    name = run / "name"
+    if kind == "link":
+        name.symlink_to("checkpoint-50")
+    elif kind == "pipe":
+        os.mkfifo(name)
+    else:
+        name.write_text("old")
+    original = Outside.set_aside
+
+    def set_aside(outside: Outside, path: tuple[bytes, ...]) -> Any:
+        if path == (b"name",):
+            (run / "new").write_text("the only copy")
+            os.rename(run / "new", name)
+        return original(outside, path)
+
+    monkeypatch.setattr(Outside, "set_aside", set_aside)
+    done = store.imported(run, move=True)
+    assert len(done["problems"]) == 1 and "was replaced meanwhile" in done["problems"][0]
+    assert os.listdir(run) == ["name"] and name.read_text() == "the only copy"
+    monkeypatch.undo()
+    assert store.imported(run, move=True)["problems"] == [] and os.listdir(run) == []
+    assert store.shown(store.versions()[-1])["name"][-1] == b"the only copy"
+
+
+def test_what_cannot_be_put_back_stays_and_is_imported(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer comes late, and something else has the name by then."""
+    log = run / "README.md"
+    files = []
+    original = Remover._is_other
+
+    def is_other(remover: Remover, saved: Any, fd: Any, directory: int, name: bytes) -> str | None:
+        if name == b"README.md":
+            files.append(os.open(name, os.O_WRONLY, dir_fd=directory))
+            log.write_text("new")
+        return original(remover, saved, fd, directory, name)
+
+    monkeypatch.setattr(Remover, "_is_other", is_other)
+    done = store.imported(run, move=True)
+    monkeypatch.undo()
+    os.close(files[0])
+    (aside,) = run.glob(".ckptfs-removing-*")
+    assert "is open for writing" in done["problems"][0] and str(aside) in done["problems"][0]
+    assert (aside / "README.md").read_text() == "a run" and log.read_text() == "new"
+    log.unlink()
+    assert store.imported(run)["problems"] == []
+    assert os.listdir(run) == ["README.md"] and log.read_text() == "a run"
+
+
+def test_a_writer_that_comes_late_changes_no_version(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the comparison and the removal, on the file system of the store, and in place."""
+    run = tmp_path / "outside"
+    make_run(run, 1, 400_000)
+    model, before, files = run / "checkpoint-50/model.safetensors", contents(run), list[Any]()
+    once_before(monkeypatch, Remover, "remove", lambda: files.append(model.open("r+b")))
+    done = store.imported(run, move=True)
+    assert len(done["problems"]) == 1 and "open for writing" in done["problems"][0]
+    files[0].truncate(10)
+    files[0].close()
+    assert store.shown(store.versions()[-1]) == before
+
+
+def test_a_move_that_failed_leaves_nothing_that_a_writer_could_change(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "outside"
+    make_run(run, 1, 400_000)
+    model, before = run / "checkpoint-50/model.safetensors", contents(run)
+
+    def failing() -> None:
+        raise Unavailable("a test")
+
+    once_before(monkeypatch, TreeMaker, "top", failing)
+    with pytest.raises(Unavailable):
+        store.imported(run, move=True)
+    assert model.stat().st_nlink == 1
+    store.imported(run)
+    model.write_bytes(b"next save")
+    assert store.shown(store.versions()[-1]) == before
+
+
+def test_no_failure_leaves_staging_files(store: Store, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    copy = FileTaker._copy
+
+    def full(taker: FileTaker, source: int, fd: int, size: int) -> None:
+        nonlocal calls
+        copy(taker, source, fd, size)
+        calls += 1
+        if calls == 2:
+            raise NoSpace("a test")
+
+    monkeypatch.setattr(FileTaker, "_clone", lambda *arguments: False)
+    monkeypatch.setattr(FileTaker, "_copy", full)
+    with pytest.raises(NoSpace):
+        store.imported(run)
+    assert calls == 2 and store.parts.staging.numbers() == []
 
 
 def test_a_file_system_of_many_machines_is_not_asked_who_writes(
@@ -364,6 +479,17 @@ def test_follow_takes_a_save_when_it_is_done(follower: Follower, store: Store, r
     assert follower.look(1) == [] and follower.look(5) == [200] and follower.look(60) == []
     newest = store.versions()[-1]
     assert store.shown(newest) == contents(run) and newest.state.value == "complete"
+
+
+def test_follow_goes_on_through_many_rotations(follower: Follower, store: Store, run: Path) -> None:
+    """Two checkpoints are kept; each number is given to one directory only."""
+    steps = range(200, 800, 50)
+    for step in steps:
+        make_checkpoint(run / f"checkpoint-{step}", step, 1000)
+        assert follower.look(1) == []
+        shutil.rmtree(run / f"checkpoint-{step - 150}")
+        assert step in follower.look(5)
+    assert store.shown(store.versions()[-1]) == contents(run)
 
 
 @contextmanager
