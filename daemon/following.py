@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from ckptfs.daemon.import_plan import Found
 from ckptfs.daemon.outside import Outside
@@ -58,6 +59,8 @@ class Following:
         self._news: set[Path] = set()
         self._taken: set[Path] = set()
         self._settled: set[Path] = set()
+        # A number is given out once: Quiet may still know one of something that has gone.
+        self._folder_numbers, self._file_numbers = count(1), count(1)
         self._looked: float | None = None
 
     def look(self, top: Found, now: float) -> Ready | None:
@@ -95,7 +98,7 @@ class Following:
     def _compare(self, path: Path, found: Found, now: float, ticks: float) -> None:
         folder = self._folders.get(path)
         if folder is None:
-            folder = self._folders[path] = _Folder(len(self._numbers) + 1)
+            folder = self._folders[path] = _Folder(next(self._folder_numbers))
             self._numbers[folder.number] = path
             self._news.add(path)
         files = {one.name: _stamp(one) for one in found.children if one.is_file}
@@ -139,7 +142,9 @@ class Following:
         self._quiet.major(folder.number, self._number_of(what), now)
 
     def _number_of(self, what: Path) -> int:
-        return self._files.setdefault(what, len(self._files) + 1)
+        if what not in self._files:
+            self._files[what] = next(self._file_numbers)
+        return self._files[what]
 
     def _forget(self, path: Path) -> None:
         folder = self._folders.pop(path)
@@ -148,7 +153,8 @@ class Following:
         self._news.discard(path)
         for name in folder.files:
             self._growth.pop((*path, name), None)
-            self._files.pop((*path, name), None)
+        for what in {path, *folder.changed, *((*path, name) for name in folder.files)}:
+            self._files.pop(what, None)
 
     def _ready(self, now: float) -> Ready | None:
         numbers = [self._folders[path].number for path in self._news]
