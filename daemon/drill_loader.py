@@ -3,8 +3,8 @@
 One rule: what it reads is believed nothing. It can write no file and use no more memory than it was given;
 what starts it (drill_loading.py) ends it after a time. Nothing is unpickled but by torch with weights_only.
 
-Stdin has one path a line, as JSON. Stdout gets a LoadedFile for each, and an empty line behind it; of a file
-whose format is not known the empty line alone.
+Stdin has one path a line, as JSON. Stdout gets a LoadedFile for each, without its path, which need not be
+UTF-8, and an empty line behind it; of a file whose format is not known the empty line alone.
 """
 
 from __future__ import annotations
@@ -155,6 +155,14 @@ def _sentence(error: Exception) -> str:
     return text if len(text) <= _MOST_ERROR else text[:_MOST_ERROR] + "…"
 
 
+def _encoded(found: LoadedFile) -> bytes:
+    def said(text: str | None) -> str | None:
+        return None if text is None else text.encode("utf-8", "backslashreplace").decode()
+
+    shown = msgspec.structs.replace(found, path="", refused=said(found.refused), error=said(found.error))
+    return msgspec.json.encode(shown)
+
+
 def _bound(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -169,7 +177,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         found = load(json.loads(line))
         if found is not None:
-            answers.write(msgspec.json.encode(found) + b"\n")
+            answers.write(_encoded(found) + b"\n")
         answers.write(b"\n")
 
 

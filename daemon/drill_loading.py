@@ -40,8 +40,13 @@ def load_all(paths: Sequence[str], memory_bytes: int, limit_s: float) -> list[Lo
     rest, until = list(paths), time.monotonic() + limit_s
     while rest:
         answers, code = _run(rest, memory_bytes, max(0.1, until - time.monotonic()))
-        found += [_decoded(line) for line in answers if line]
-        done = answers.count(b"")
+        done = 0
+        for line in answers:
+            if done == len(rest):
+                break
+            if line:
+                found.append(_decoded(line, rest[done]))
+            done += not line
         if done >= len(rest):
             break
         why = f"loading took longer than {limit_s:g} s" if code is None else _why(code, memory_bytes)
@@ -57,7 +62,7 @@ def _run(paths: Sequence[str], memory_bytes: int, limit_s: float) -> tuple[list[
         asked.write(b"".join(json.dumps(path).encode() + b"\n" for path in paths))
         asked.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-m", "ckptfs.daemon.drill_loader", str(memory_bytes)],
+            [sys.executable, "-P", "-m", "ckptfs.daemon.drill_loader", str(memory_bytes)],
             stdin=asked,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -88,11 +93,12 @@ def _listen(child: subprocess.Popen[bytes], said: bytearray) -> None:
                 return
 
 
-def _decoded(line: bytes) -> LoadedFile:
+def _decoded(line: bytes, path: str) -> LoadedFile:
+    """What was said of a file; that it is this one, the order says: a name need not be UTF-8."""
     try:
-        return msgspec.json.decode(line, type=LoadedFile)
+        return msgspec.json.decode(line, type=LoadedFile).renamed(path)
     except msgspec.DecodeError:
-        return LoadedFile(path="?", bytes=0, loader="", error="what was loaded made the process say nonsense")
+        return LoadedFile(path=path, bytes=0, loader="", error="loading it made the process say nonsense")
 
 
 def _why(code: int, memory_bytes: int) -> str:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import msgspec
 import trio
 
-from ckptfs.daemon.addresses import ROOT_UNIT
 from ckptfs.daemon.import_files import FileTaker, Taken
 from ckptfs.daemon.import_plan import (
     Found,
@@ -325,9 +324,9 @@ class _Run:
 
 
 def check_unit_name(name: bytes) -> None:
-    """InvalidRequest unless a unit may be called so."""
+    """InvalidRequest unless a unit may be called so: what has a place has no `@`, which names a version."""
     parts = {*name.split(b"/")}
-    if not name or b"\0" in name or name == ROOT_UNIT or {b"", b".", b"..", VERSIONS_NAME} & parts:
+    if not name or b"\0" in name or b"@" in name or {b"", b".", b"..", VERSIONS_NAME} & parts:
         raise InvalidRequest(f"{os.fsdecode(name)!r} is no name for a unit; give another with --as")
 
 

@@ -218,6 +218,23 @@ def test_damage_of_a_remote_is_a_failure(tmp_path: Path, run: Path, remote: Remo
 # ---- the child ----------------------------------------------------------------------------------
 
 
+def test_loading_runs_nothing_that_lies_about_and_takes_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module in the current directory stays unread; a name need not be UTF-8, also in an error."""
+    for module in ("json.py", "msgspec.py", "ckptfs.py", "resource.py"):
+        (tmp_path / module).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    names = [os.fsdecode(name) for name in (b"good\xff.json", b"bad\xff.json")]
+    (tmp_path / names[0]).write_text("{}")
+    paths = [str(tmp_path / name) for name in names]
+    os.mkdir(paths[1])
+    found = load_all(paths, memory_for([]), 60)
+    assert not (tmp_path / "ran").exists()
+    assert [one.path for one in found] == paths
+    assert found[0].error is None and "bad" in (found[1].error or "")
+
+
 def test_the_child_dies_alone(tmp_path: Path) -> None:
     """What kills or holds up the process that loads is the fault of the file that it was at; the others are
     loaded all the same."""

@@ -396,7 +396,7 @@ def test_what_cannot_be_imported_is_refused_with_what_to_do(store: Store, run: P
             store.imported(source)
     with pytest.raises(InvalidRequest, match="another directory"):
         store.imported(run, device=1, inode=1)
-    for name in ("", "@root", "a/.versions/b"):
+    for name in ("", "@root", "@other", "run@1", "a/.versions/b", ".versions", "/.versions"):
         with pytest.raises(InvalidRequest, match="no name for a unit"):
             store.imported(run, name)
     (run / "checkpoint-50/.versions").mkdir()
