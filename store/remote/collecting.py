@@ -123,6 +123,8 @@ class Collector:
         claim = await self._claim()
         try:
             fenced = await self._fence(kept, standings, claim)
+            staying = {(unit.head.unit, number) for unit in fenced for number in unit.head.versions}
+            report.went = [one for one in report.went if one not in staying]
             await self._known.refresh()
             listing = await self._list()
             listing.newest_ns = (await self._remote.stat(log_key(claim))).modified_ns
@@ -278,7 +280,7 @@ class Collector:
 
     async def _fence(self, kept: Kept, standings: dict[UnitId, Standing], claim: int) -> list[RemoteUnit]:
         units = kept.units | standings.keys() | self._log.joined.keys() | await listed_units(self._remote)
-        return await fence(self._remote, units, standings, self._log.joined, claim)
+        return await fence(self._remote, units, standings, self._log.joined, claim, self._let_go)
 
     async def _decide(self, left: Kept, fenced: Sequence[RemoteUnit]) -> bytes | None:
         """Put the decision into the log; the name of what is left, None if another was faster."""

@@ -68,16 +68,28 @@ async def fence(
     standings: Mapping[UnitId, Standing],
     joined: Mapping[UnitId, Join],
     generation: int,
+    let_go: LetGo,
 ) -> list[RemoteUnit]:
-    """Give every unit a head of this generation; what those list. Raises as read_standings."""
+    """Give every unit a head of this generation; what those list. Raises as read_standings.
+
+    What a newer head's history holds (a tag, a pin that came since) stays: `let_go` is asked once more, and
+    nothing goes that did not go in `standings`.
+    """
+
+    async def still_going(head: RemoteHead) -> Collection[int]:
+        standing = standings.get(head.unit)
+        if standing is None or not standing.going:
+            return ()
+        unit = standing.unit if standing.unit.head == head else await _whole(remote, head)
+        return standing.going.intersection(let_go(unit))
 
     async def one(unit_id: UnitId) -> RemoteUnit:
-        going = standings[unit_id].going if unit_id in standings else frozenset[int]()
         for _ in range(_TRIES):
             newest = await _undamaged(remote, unit_id)
             if newest.head is None and unit_id not in joined:
                 raise NotFound(f"{remote.url} has no head of unit {unit_id.hex()} any more: {_ADVICE}")
             base = newest.head or _first(joined[unit_id])
+            going = await still_going(base)
             stays = tuple(number for number in base.versions if number not in going)
             head = replace(base, sequence=newest.sequence + 1, generation=generation, versions=stays)
             if await _placed(remote, head):

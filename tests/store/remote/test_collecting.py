@@ -17,10 +17,11 @@ from faultbucket import FaultBucket, Faults, Killed, MemoryBucket
 from remoteruns import Run, small_packs
 from saved_store import SavedStore, Tree, contents
 
-from ckptfs.store.bucket import Bucket
+from ckptfs.store.bucket import Bucket, Payload
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
+from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.log import RemoteLog
@@ -129,6 +130,36 @@ def test_what_is_let_go_and_not_needed_goes(tmp_path: Path) -> None:
         assert report.problems == [] and report.safe == (1, 2, 3), (
             "they are still here, so they are copied anew"
         )
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_what_is_tagged_and_pushed_before_the_claim_stays(tmp_path: Path) -> None:
+    """The collector had decided that it goes; the push said that it is safe, and that it is tagged."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1,), (2,), (3,)):
+            await place.save(*seeds)
+            await place.push()
+
+        def let_go(unit: RemoteUnit) -> set[int]:
+            return {one.number for one in unit.versions[:-1]} - {*unit.tags.values()}
+
+        class Tagging(Remote):
+            async def create_unnamed(self, key: str, content: Payload) -> None:
+                if key.startswith("log/") and not place.store.histories.tags(place.unit):
+                    place.store.histories.tag(place.unit, 1, "keep")
+                    assert (await place.push()).safe == (1, 2, 3)
+                await super().create_unnamed(key, content)
+
+        remote = Tagging(place.run.bucket, place.run.key)
+        done = await Collector(remote, "n", os.urandom, let_go, 0.0).collect()
+        assert done.went == [(place.unit, 2)]
+        assert place.run.heads()[place.unit][1].versions == (1, 3)
+        place.run.may_go.add((place.unit, 2))
         await place.run.judge()
         place.store.close()
 
