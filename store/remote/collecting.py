@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import trio
 
-from ckptfs.store.errors import Conflict, Corrupt
+from ckptfs.store.errors import Conflict, Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId, UnitId
 from ckptfs.store.remote import sending
@@ -87,6 +87,8 @@ class Collector:
         self._grace_ns = int(grace_s * _SECOND_NS)
         self._log = RemoteLog(remote)
         self._walk = RemoteWalk(remote)
+        # Packs that were read as a whole, or made, by name.
+        self._is_sound: dict[bytes, bool] = {}
         self._walked: set[tuple[UnitId, int]] = set()
 
     async def collect(self, *, dry_run: bool = False) -> Collected:
@@ -120,6 +122,8 @@ class Collector:
             report.copied_bytes = int(found.used[self._sparse(found, listing)].sum())
             return report
         await self._copy_over(stock, listing, report)
+        # Before the claim, which others wait for: it reads packs.
+        await self._sound(await self._stock(await self._list()))
         claim = await self._claim()
         try:
             fenced = await self._fence(kept, standings, claim)
@@ -131,7 +135,7 @@ class Collector:
             stock = await self._stock(listing)
             for unit in fenced:
                 await self._reach(stock, unit, unit.versions)
-            left = self._plan(stock, self._needed(stock), listing, before, claim, report)
+            left = self._plan(stock, await self._sound(stock), listing, before, claim, report)
             name = await self._decide(left, fenced)
         except BaseException:
             with trio.move_on_after(10, shield=True):
@@ -187,6 +191,33 @@ class Collector:
             return stock.needed(self._walk.all())
         except Corrupt as e:
             raise self._damaged(str(e)) from None
+
+    async def _sound(self, stock: Stock) -> Needed:
+        """What is needed, so chosen that no good copy of a chunk goes and a rotten one stays: each pack that
+        would hold the only copy left is read as a whole. Corrupt: all copies are in packs that are wrong."""
+        packs, wanted = stock.packs, self._walk.all()
+        while True:
+            rotten = np.array([self._is_sound.get(pack.name, True) is False for pack in packs], np.bool_)
+            left = await trio.to_thread.run_sync(stock.without, rotten) if rotten.any() else stock
+            found = self._needed(left)
+            risky = stock.only_copies(found, wanted)
+            wrong = [packs[number] for number in np.flatnonzero(risky & rotten).tolist()]
+            if wrong:
+                raise self._damaged(
+                    f"{pack_key(wrong[0].name)} has other bytes, and no other pack all of its"
+                )
+            names = {packs[number].name for number in np.flatnonzero(risky).tolist()}
+            unread = sorted(names - self._is_sound.keys())
+            if not unread:
+                return found
+            await done_for_each(self._read_whole, unread, 2)
+
+    async def _read_whole(self, name: bytes) -> None:
+        try:
+            await self._remote.get(pack_key(name), name)
+            self._is_sound[name] = True
+        except (Corrupt, NotFound):
+            self._is_sound[name] = False
 
     def _damaged(self, what: str) -> Corrupt:
         more = f" ({self._known.problems[0]})" if self._known.problems else ""
@@ -261,10 +292,11 @@ class Collector:
             report.copied_bytes += sum(facts.size for facts, _ in packs)
 
     async def _copy_part(self, stock: Stock, rows: Rows) -> tuple[PackFacts, list[tuple[ChunkId, int, int]]]:
-        chunks = await RangeReader(self._remote, stock.packs).read(rows)
+        chunks = await RangeReader(self._remote, stock.packs, stock.others_of).read(rows)
         content = await trio.to_thread.run_sync(encode_pack, chunks, self._log.generation)
         name = self._remote.name(content)
         await self._remote.put(pack_key(name), name, content, check_first=True)
+        self._is_sound[name] = True
         return PackFacts(name, len(content), self._log.generation), pack_rows(content)
 
     async def _claim(self) -> int:

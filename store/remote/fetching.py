@@ -39,7 +39,7 @@ class Fetcher:
     ) -> None:
         self._remote = remote
         self._known = known
-        self._reader = RangeReader(remote, known.packs)
+        self._reader = RangeReader(remote, known.packs, known.others_of)
         self._segments = segments
         self._ingest = ingest
         self._held = held

@@ -3,7 +3,7 @@
 One rule: a chunk is known only if a shard that was read whole says so; what cannot be read is named, and its
 chunks count as missing, so the next push sends them anew.
 
-52 bytes of memory a chunk. Source: FORMAT.md, "Remotes", "Shard".
+52 bytes of memory a chunk, and as many for each further pack with it. Source: FORMAT.md, "Remotes", "Shard".
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import trio
 
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
+from ckptfs.store.ids import ChunkId
 from ckptfs.store.remote.kept import EVERYTHING, Kept
 from ckptfs.store.remote.names import SHARDS, parse_shard_key, shard_key
 from ckptfs.store.remote.objects import Remote
@@ -23,6 +24,8 @@ from ckptfs.store.remote.shard import (
     Shard,
     decode_shard,
     find_rows,
+    keys,
+    keys_of,
     sorted_rows,
 )
 
@@ -40,6 +43,7 @@ class KnownChunks:
         self._remote = remote
         self._kept = kept
         self._settled, self._recent = np.zeros(0, ROW), np.zeros(0, ROW)
+        self._doubled: list[Rows] = []
         self._read: set[bytes] = set()
         self._shard_names: list[bytes] = []
         self.packs: list[PackFacts] = []
@@ -90,6 +94,10 @@ class KnownChunks:
         self._shard_names += [name] * len(shard.packs)
         if self.every is not None:
             self.every.append(rows)
+        have = keys(rows)
+        doubled = rows[(find_rows(self._settled, have) >= 0) | (find_rows(self._recent, have) >= 0)]
+        if len(doubled):
+            self._doubled.append(doubled)
         self._recent = sorted_rows(np.concatenate([self._recent, rows]))
         if len(self._recent) > max(_SETTLE_ROWS, len(self._settled) // _SETTLE_SHARE):
             self._settled = sorted_rows(np.concatenate([self._settled, self._recent]))
@@ -111,6 +119,13 @@ class KnownChunks:
         """Those of `wanted` that no shard lists."""
         wanted = wanted[find_rows(self._settled, wanted) < 0]
         return wanted[find_rows(self._recent, wanted) < 0]
+
+    def others_of(self, chunk: ChunkId) -> Rows:
+        """Where a chunk lies besides where rows_of says."""
+        wanted = keys_of([chunk])
+        found = [rows[at[at >= 0]] for rows in self._doubled for at in [find_rows(rows, wanted)]]
+        others: Rows = np.concatenate([np.zeros(0, ROW), *found])
+        return others
 
     def rows_of(self, wanted: Keys) -> Rows:
         """The rows of those that some shard lists, in the order of pack and offset."""

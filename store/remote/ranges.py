@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import trio
 
 from ckptfs.store.bucket import Payload
-from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.remote.names import pack_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import check_chunk
-from ckptfs.store.remote.shard import PackFacts, Rows
+from ckptfs.store.remote.shard import ROW, PackFacts, Rows
 
 RANGE_BYTES = 8 << 20
 _GAP_BYTES = 64 << 10
+_NONE: Rows = np.zeros(0, ROW)
 _PARALLEL = 4
 # So many ranges are read and not taken yet, at the most.
 AHEAD = 8
@@ -43,10 +45,17 @@ class PackRange:
 class RangeReader:
     """Reads chunks from the packs of a remote. Keeps no state; any task of one thread may call."""
 
-    def __init__(self, remote: Remote, packs: Sequence[PackFacts]) -> None:
-        """`packs` are numbered as rows name them; more may join them."""
+    def __init__(
+        self,
+        remote: Remote,
+        packs: Sequence[PackFacts],
+        others_of: Callable[[ChunkId], Rows] = lambda chunk: _NONE,
+    ) -> None:
+        """`packs` are numbered as rows name them; more may join them. `others_of`: where a chunk lies as
+        well, for when it is not right where a row says."""
         self._remote = remote
         self._packs = packs
+        self._others_of = others_of
 
     async def deliver(self, rows: Rows, take: Take) -> None:
         """Read the chunks of `rows`, which are in the order of pack and offset, and hand them to `take` in
@@ -98,6 +107,27 @@ class RangeReader:
         return found
 
     async def _read_range(self, one: PackRange) -> list[Got]:
+        try:
+            return await self._read_once(one)
+        except (Corrupt, NotFound):
+            # Which of them it is, and whether there is another copy.
+            return [await self._read_anywhere(one.rows[at : at + 1]) for at in range(len(one.rows))]
+
+    async def _read_anywhere(self, row: Rows) -> Got:
+        """The chunk of a row, from there or from another pack; raises as reading from the row's own does."""
+        chunk, first = ChunkId(row[0]["chunk"].tobytes()), None
+        others = self._others_of(chunk)
+        for candidate in (row, *(others[at : at + 1] for at in range(len(others)))):
+            (alone,) = _ranges(candidate)
+            try:
+                (got,) = await self._read_once(alone)
+                return got
+            except (Corrupt, NotFound) as e:
+                first = first or e
+        assert first is not None
+        raise first
+
+    async def _read_once(self, one: PackRange) -> list[Got]:
         pack = self._packs[one.pack]
         key = pack_key(pack.name)
         content = await self._remote.get_range(key, one.offset, one.length, pack.size)

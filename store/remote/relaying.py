@@ -49,7 +49,7 @@ class OtherRemote:
         try:
             known = await self._opened()
             rows = known.rows_of(keys_of(sorted(wanted)))
-            return await RangeReader(self._remote, known.packs).read(rows)
+            return await RangeReader(self._remote, known.packs, known.others_of).read(rows)
         except (CkptfsError, OSError) as e:
             self.failure = str(e)
             return []
@@ -104,7 +104,7 @@ class Relay:
         self._known = known
         self._others = others
         self._generation = generation
-        self._reader = RangeReader(remote, known.packs)
+        self._reader = RangeReader(remote, known.packs, known.others_of)
 
     async def mend(self) -> RelayReport:
         """See to it that everything that the heads list is there. Raises as the remote does.

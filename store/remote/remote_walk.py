@@ -68,4 +68,4 @@ class RemoteWalk:
     async def _read(self, stock: Stock, chunks: set[ChunkId], take: Take) -> None:
         if chunks:
             rows = stock.rows_of(keys_of(sorted(chunks)))
-            await RangeReader(self._remote, stock.packs).deliver(rows, take)
+            await RangeReader(self._remote, stock.packs, stock.others_of).deliver(rows, take)

@@ -15,8 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptfs.store.errors import Corrupt
-from ckptfs.store.ids import cid_text
-from ckptfs.store.remote.shard import Keys, PackFacts, Rows, chunk_of_key, find_rows, keys, sorted_rows
+from ckptfs.store.ids import ChunkId, cid_text
+from ckptfs.store.remote.shard import (
+    Keys,
+    PackFacts,
+    Rows,
+    chunk_of_key,
+    find_rows,
+    keys,
+    keys_of,
+    sorted_rows,
+)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -48,6 +57,26 @@ class Stock:
         rows = sorted_rows(rows[np.argsort(rank[rows["pack"]], kind="stable")])
         _check_all(wanted, find_rows(rows, wanted))
         return Needed(rows, self._bytes_of(rows), held)
+
+    def only_copies(self, found: Needed, wanted: Keys) -> Mask:
+        """Which packs would hold the only copy of some chunk (of `wanted`, sorted), if no others stayed than
+        those that `found` needs, and do not today."""
+        rows = self.rows[find_keys(wanted, keys(self.rows))]
+        at = find_rows(found.rows, keys(rows[~found.packs[rows["pack"]]]))
+        mask = np.zeros(len(self.packs), np.bool_)
+        mask[found.rows["pack"][at]] = True
+        return mask
+
+    def without(self, packs: Mask) -> Stock:
+        """The same without what these packs hold and others hold as well."""
+        is_there = packs[self.rows["pack"]]
+        elsewhere = np.unique(keys(self.rows[~is_there]))
+        return Stock(self.packs, self.rows[~(is_there & find_keys(elsewhere, keys(self.rows)))])
+
+    def others_of(self, chunk: ChunkId) -> Rows:
+        """All rows of a chunk."""
+        is_it: Mask = keys(self.rows) == keys_of([chunk])
+        return self.rows[is_it]
 
     def _bytes_of(self, rows: Rows) -> npt.NDArray[np.int64]:
         return np.bincount(rows["pack"], rows["stored"], len(self.packs)).astype(np.int64)

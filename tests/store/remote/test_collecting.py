@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import trio
 from faultbucket import FaultBucket, Faults, Killed, MemoryBucket
-from remoteruns import Run, small_packs
+from remoteruns import Run, fetch, small_packs
 from saved_store import SavedStore, Tree, contents
 
-from ckptfs.store.bucket import Bucket, Payload
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
@@ -26,7 +26,7 @@ from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.log_entry import Claim, Decision, Join
-from ckptfs.store.remote.names import COPY, head_key, log_key
+from ckptfs.store.remote.names import COPY, SHARDS, head_key, log_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport
 from ckptfs.store.signing import SigningKey
@@ -63,6 +63,13 @@ class StoppingBucket:
             return await found(*arguments)
 
         return call
+
+
+class _Unlisted(Remote):
+    """One whose list of shards is old."""
+
+    async def list_objects(self, prefix: str) -> list[ObjectMeta]:
+        return [] if prefix == SHARDS else await super().list_objects(prefix)
 
 
 def tree(*seeds: int) -> Tree:
@@ -162,6 +169,39 @@ def test_what_is_tagged_and_pushed_before_the_claim_stays(tmp_path: Path) -> Non
         place.run.may_go.add((place.unit, 2))
         await place.run.judge()
         place.store.close()
+
+    trio.run(main)
+
+
+def test_the_copy_that_stays_is_one_that_is_right(tmp_path: Path) -> None:
+    """Two nodes sent the same without seeing each other's shard. Whichever of the two packs rots: the other
+    is fetched from, and survives a collection."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        bucket = place.run.bucket
+        await place.save(1, 2)
+        await place.push()
+        other = SavedStore(tmp_path / "b", key=KEY, node=b"b")
+        record = await other.publish(b"run", tree(1))
+        place.run.saved[record.unit, record.number] = contents(tree(1))
+        await Pusher(
+            _Unlisted(bucket), other.disk, other.segments, other.histories, CopiedUnits(other.index, "x"), "b"
+        ).push(record.unit)
+        whole, shared = dict(bucket.objects), _noise(1)[:100]
+        holders = [key for key in bucket.keys("packs") if shared in whole[key].payload]
+        assert len(holders) == 2
+        for key in holders:
+            bucket.objects = dict(whole)
+            bucket.flip(key, 8 * whole[key].payload.index(shared))
+            for after in ("rotten", "collected"):
+                node = SavedStore(tmp_path / f"{key[-9:]}{after}", key=KEY, node=b"n")
+                await fetch(node, place.run.remote(), record, b"copy", place.run)
+                node.close()
+                if after == "rotten":
+                    await place.collect(kept=9)
+        place.store.close()
+        other.close()
 
     trio.run(main)
 
