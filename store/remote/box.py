@@ -27,7 +27,7 @@ BLOCK_BYTES = 1 << _BLOCK_BITS
 _HEADER = struct.Struct(f"<4sBBH{SALT_BYTES}s")
 HEADER_BYTES = _HEADER.size
 _NONCE = struct.Struct("<QB3x")
-_MAGIC = b"CKBX"
+MAGIC = b"CKBX"
 _VERSION = 1
 
 
@@ -49,7 +49,7 @@ class RemoteKey:
 
     def enclose(self, key: str, content: Payload, salt: bytes) -> bytes:
         """The object `key` with this content; `salt` is SALT_BYTES that were never used before."""
-        header = _HEADER.pack(_MAGIC, _VERSION, _BLOCK_BITS, 0, salt)
+        header = _HEADER.pack(MAGIC, _VERSION, _BLOCK_BITS, 0, salt)
         parts, cipher_key, view = [header], self._key_of(header, key), memoryview(content)
         last = max(0, len(view) - 1) // BLOCK_BYTES
         for number in range(last + 1):
@@ -83,10 +83,7 @@ class RemoteKey:
 
     def _header(self, key: str, enclosed: Payload) -> bytes:
         header = bytes(memoryview(enclosed)[:HEADER_BYTES])
-        if (
-            len(header) < HEADER_BYTES
-            or header[:8] != _HEADER.pack(_MAGIC, _VERSION, _BLOCK_BITS, 0, b"")[:8]
-        ):
+        if len(header) < HEADER_BYTES or header[:8] != _HEADER.pack(MAGIC, _VERSION, _BLOCK_BITS, 0, b"")[:8]:
             raise Corrupt(f"{key} is not an encrypted object of version {_VERSION}")
         return header
 

@@ -19,6 +19,7 @@ from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotFound
 from ckptfs.store.remote.box import (
     BLOCK_BYTES,
     HEADER_BYTES,
+    MAGIC,
     SALT_BYTES,
     TAG_BYTES,
     RemoteKey,
@@ -26,15 +27,24 @@ from ckptfs.store.remote.box import (
     plain_name,
 )
 from ckptfs.store.remote.names import (
+    COPY,
     FORMAT_KEY,
+    HEADS,
+    HISTORIES,
+    KEPT,
+    PACKS,
+    SHARDS,
     decode_remote_format,
     encode_remote_format,
+    log_key,
     new_format,
 )
 
 Random = Callable[[int], bytes]
 # The check of another key differs in dozens.
 _MOST_FLIPPED = 4
+# Objects of each kind that are looked at, for what the key is.
+_MOST_PROOFS = 8
 
 
 class Remote:
@@ -60,6 +70,7 @@ class Remote:
         """Look at what the place is; with `create` make a remote of one without objects, after a probe.
 
         NotFound: there is no remote. InvalidRequest: another key is needed, or there is something else.
+        Corrupt: what says so is damaged or gone, and nothing else there proves that this is the right key.
         Unsupported: a later program's, or a storage that does not keep its word.
         """
         own = new_format(self._key.check if self._key is not None else "")
@@ -70,6 +81,7 @@ class Remote:
                 raise NotFound(
                     f"{self.url} is not a remote of ckptfs; the first `ckptfs push` makes one"
                 ) from None
+            await self._prove_key("is gone")
             found = await self._make(encode_remote_format(own))
         whole = encode_remote_format(own)
         if (
@@ -78,6 +90,7 @@ class Remote:
             and (whole.startswith(found) or _flipped_bits(found, whole) <= _MOST_FLIPPED)
         ):
             # Torn when it was made, or rotten since: nobody else will ever put it right.
+            await self._prove_key("is damaged")
             await self._bucket.overwrite(FORMAT_KEY, whole)
             self.problems.append(f"{self.url}/{FORMAT_KEY} was damaged; made anew")
             found = whole
@@ -87,6 +100,37 @@ class Remote:
         if self._key is not None and form.key != self._key.check:
             what = "is encrypted with another key" if form.key else "is not encrypted, so take `key` out"
             raise InvalidRequest(f"{self.url} {what}")
+
+    async def _prove_key(self, what: str) -> None:
+        """Corrupt, unless what is there is read with this key (or without one), or there is nothing yet: else
+        somebody with another key would take the remote over, and its owner could not use it any more."""
+        is_empty = True
+        for folder in ("log", HEADS, HISTORIES, SHARDS, KEPT, PACKS):
+            named = [log_key(1), log_key(1) + COPY] if folder == "log" else []
+            listed = [meta.key for meta in await self._bucket.list_objects(folder)]
+            for key in (named + listed)[:_MOST_PROOFS]:
+                try:
+                    found = await self._bucket.read(key)
+                except NotFound:
+                    continue
+                is_empty = False
+                if await trio.to_thread.run_sync(self._is_read, key, found):
+                    return
+        if not is_empty:
+            how = "without a key" if self._key is None else "with this key"
+            raise Corrupt(
+                f"{self.url}/{FORMAT_KEY} {what}, and nothing there can be read {how}: it is not made "
+                "anew; check `key` in [[remote]], or push from a node that copied to it before"
+            )
+
+    def _is_read(self, key: str, found: bytes) -> bool:
+        if self._key is None:
+            return bool(found) and not found.startswith(MAGIC)
+        try:
+            self._key.disclose(key, found)
+        except Corrupt:
+            return False
+        return True
 
     async def _make(self, form: bytes) -> bytes:
         """Try the storage, and say there what it is; what it says then."""

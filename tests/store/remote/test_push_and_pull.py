@@ -445,6 +445,33 @@ def test_keys_have_to_fit(tmp_path: Path) -> None:
     trio.run(main)
 
 
+@pytest.mark.parametrize("kept_bytes", [None, 0, 30])
+def test_what_a_place_is_is_made_anew_with_the_right_key_only(tmp_path: Path, kept_bytes: int | None) -> None:
+    """Somebody else's key in it, or none, would lock out whoever has the right one."""
+
+    async def main() -> None:
+        right, wrong = RemoteKey(b"r" * 32), RemoteKey(b"w" * 32)
+        with saved_store(tmp_path / "a") as store:
+            await store.publish(b"run", checkpoint(0))
+            for owner, others in ((right, [None, wrong]), (None, [right])):
+                bucket = MemoryBucket()
+                await push(store, Remote(bucket, owner))
+                whole = bucket.objects[FORMAT_KEY].payload
+                if kept_bytes is None:
+                    del bucket.objects[FORMAT_KEY]
+                else:
+                    bucket.store(FORMAT_KEY, whole[:kept_bytes])
+                before = dict(bucket.objects)
+                for other in others:
+                    with pytest.raises(Corrupt, match=FORMAT_KEY):
+                        await Remote(bucket, other).open(create=True)
+                    assert bucket.objects == before
+                await Remote(bucket, owner).open(create=True)
+                assert bucket.objects[FORMAT_KEY].payload == whole
+
+    trio.run(main)
+
+
 def test_nothing_of_an_encrypted_remote_tells_what_it_holds(tmp_path: Path) -> None:
     bucket = MemoryBucket()
 
