@@ -41,7 +41,7 @@ from ckptfs.store.remote.ranges import RangeReader
 from ckptfs.store.remote.remote_walk import RemoteWalk
 from ckptfs.store.remote.several import done_for_each
 from ckptfs.store.remote.shard import ROW, PackFacts, Rows, decode_shard, encode_shard
-from ckptfs.store.remote.stock import Mask, Needed, Stock
+from ckptfs.store.remote.stock import Mask, Needed, Stock, stock_of
 
 GRACE_S = 24 * 3600.0
 _PARALLEL = 8
@@ -117,8 +117,8 @@ class Collector:
             went=sorted((unit, number) for unit, one in standings.items() for number in one.going)
         )
         if dry_run:
-            found = self._needed(stock)
-            self._plan(stock, found, listing, before, 0, report)
+            found = await self._needed(stock)
+            await trio.to_thread.run_sync(self._plan, stock, found, listing, before, 0, report)
             report.copied_bytes = int(found.used[self._sparse(found, listing)].sum())
             return report
         await self._copy_over(stock, listing, report)
@@ -135,7 +135,8 @@ class Collector:
             stock = await self._stock(listing)
             for unit in fenced:
                 await self._reach(stock, unit, unit.versions)
-            left = self._plan(stock, await self._sound(stock), listing, before, claim, report)
+            found = await self._sound(stock)
+            left = await trio.to_thread.run_sync(self._plan, stock, found, listing, before, claim, report)
             name = await self._decide(left, fenced)
         except BaseException:
             with trio.move_on_after(10, shield=True):
@@ -168,8 +169,13 @@ class Collector:
         for number in doubtful:
             there[number] = await self._is_there(known.packs[number])
         assert known.every is not None
-        rows: Rows = np.concatenate(known.every) if known.every else np.zeros(0, ROW)
-        return Stock(known.packs, rows[there[rows["pack"]]])
+        every = [np.zeros(0, ROW), *known.every]
+
+        def sort() -> Stock:
+            rows: Rows = np.concatenate(every)
+            return stock_of(known.packs, rows[there[rows["pack"]]])
+
+        return await trio.to_thread.run_sync(sort)
 
     async def _is_there(self, pack: PackFacts) -> bool:
         found = await self._remote.stat_or_none(pack_key(pack.name))
@@ -186,21 +192,21 @@ class Collector:
                 raise self._damaged(f"version {record.number} of {unit.head.unit.hex()}: {e}") from None
             self._walked.add((record.unit, record.number))
 
-    def _needed(self, stock: Stock) -> Needed:
+    async def _needed(self, stock: Stock) -> Needed:
         try:
-            return stock.needed(self._walk.all())
+            return await trio.to_thread.run_sync(lambda: stock.needed(self._walk.all()))
         except Corrupt as e:
             raise self._damaged(str(e)) from None
 
     async def _sound(self, stock: Stock) -> Needed:
         """What is needed, so chosen that no good copy of a chunk goes and a rotten one stays: each pack that
         would hold the only copy left is read as a whole. Corrupt: all copies are in packs that are wrong."""
-        packs, wanted = stock.packs, self._walk.all()
+        packs, wanted = stock.packs, await trio.to_thread.run_sync(self._walk.all)
         while True:
             rotten = np.array([self._is_sound.get(pack.name, True) is False for pack in packs], np.bool_)
             left = await trio.to_thread.run_sync(stock.without, rotten) if rotten.any() else stock
-            found = self._needed(left)
-            risky = stock.only_copies(found, wanted)
+            found = await self._needed(left)
+            risky = await trio.to_thread.run_sync(stock.only_copies, found, wanted)
             wrong = [packs[number] for number in np.flatnonzero(risky & rotten).tolist()]
             if wrong:
                 raise self._damaged(
@@ -279,7 +285,7 @@ class Collector:
 
     async def _copy_over(self, stock: Stock, listing: _Listing, report: Collected) -> None:
         """Bring what is needed of packs that mostly are not into new ones."""
-        found = self._needed(stock)
+        found = await self._needed(stock)
         rows = found.rows_in(self._sparse(found, listing))
         parts = _parts(rows)
         for start in range(0, len(parts), sending.PACKS_A_SHARD):

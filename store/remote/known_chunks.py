@@ -43,6 +43,7 @@ class KnownChunks:
         self._remote = remote
         self._kept = kept
         self._settled, self._recent = np.zeros(0, ROW), np.zeros(0, ROW)
+        self._adding = trio.Lock()
         self._doubled: list[Rows] = []
         self._read: set[bytes] = set()
         self._shard_names: list[bytes] = []
@@ -79,7 +80,8 @@ class KnownChunks:
             except CkptfsError as e:
                 failures.append(e)
                 return
-        self.add(name, shard)
+        async with self._adding:
+            await trio.to_thread.run_sync(self.add, name, shard)  # it sorts
 
     def add(self, name: bytes, shard: Shard) -> None:
         """Know what a shard lists."""

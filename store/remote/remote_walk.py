@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import trio
+
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.recipe import decode_recipe
 from ckptfs.store.remote.objects import Remote
@@ -67,5 +69,5 @@ class RemoteWalk:
 
     async def _read(self, stock: Stock, chunks: set[ChunkId], take: Take) -> None:
         if chunks:
-            rows = stock.rows_of(keys_of(sorted(chunks)))
+            rows = await trio.to_thread.run_sync(stock.rows_of, keys_of(sorted(chunks)))
             await RangeReader(self._remote, stock.packs, stock.others_of).deliver(rows, take)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -21,14 +22,17 @@ from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
+from ckptfs.store.remote import collecting
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
+from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.log_entry import Claim, Decision, Join
 from ckptfs.store.remote.names import COPY, SHARDS, head_key, log_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport
+from ckptfs.store.remote.stock import Stock
 from ckptfs.store.signing import SigningKey
 
 KEY = SigningKey(b"k" * 32)
@@ -204,6 +208,41 @@ def test_the_copy_that_stays_is_one_that_is_right(tmp_path: Path) -> None:
         other.close()
 
     trio.run(main)
+
+
+def test_rows_are_searched_and_sorted_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million take a second, and a mount is served by the same loop."""
+    threads: dict[str, set[int]] = {}
+
+    def watch(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*arguments: object) -> object:
+            threads.setdefault(name, set()).add(threading.get_ident())
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("rows_of", "needed", "only_copies"):
+        watch(Stock, name)
+    watch(KnownChunks, "add")
+    watch(Collector, "_plan")
+    watch(collecting, "stock_of")
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        threads.clear()
+        await place.collect()
+        place.store.close()
+
+    trio.run(main)
+    assert threads.keys() == {"rows_of", "needed", "only_copies", "add", "_plan", "stock_of"}
+    assert all(threading.get_ident() not in one for one in threads.values())
 
 
 def test_what_is_mostly_not_needed_is_copied_over(tmp_path: Path) -> None:
