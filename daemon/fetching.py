@@ -104,24 +104,36 @@ class Fetching:
     async def _search(
         self, targets: Sequence[Target], request: Pull, keys: Sequence[PublicKey]
     ) -> tuple[list[_Place], list[CkptfsError | OSError]]:
-        """Where the version is, and why it is not elsewhere; who is slow is not waited for."""
+        """Where the version is, and why it is not elsewhere; who is slow is not waited for. One whose history
+        is doubtful counts as one that failed: else it would block the others with the newest of all."""
         places: list[_Place] = []
+        asked = {target.name for target in targets}
         failures: list[CkptfsError | OSError] = []
 
         async def look(target: Target) -> None:
             try:
                 remote = target.open()
                 await remote.open()
-                places.append(_Place(target, remote, await self.find(remote, request, keys)))
+                found = await self.find(remote, request, keys)
+                doubt = found.unit.doubt_of(found.checked, found.record, keys)
+                if doubt is not None:
+                    raise Corrupt(f"{request.path} on {target.name} is not fetched: {doubt}")
+                places.append(_Place(target, remote, found))
+                asked.discard(target.name)
                 nursery.cancel_scope.deadline = min(
                     nursery.cancel_scope.deadline, trio.current_time() + SLOW_S
                 )
             except (CkptfsError, OSError) as e:
                 failures.append(e if len(targets) == 1 else _of(target, e))
+                asked.discard(target.name)
 
         async with trio.open_nursery() as nursery:
             for target in targets:
                 nursery.start_soon(look, target)
+        failures[:0] = [
+            Unavailable(f"{name}: did not answer within {SLOW_S:.0f} s of another, and was not waited for")
+            for name in sorted(asked)
+        ]
         newest = max((one.found.record for one in places), key=lambda record: record.time_ns, default=None)
         same = [one for one in places if newest is not None and one.found.record == newest]
         return sorted(same, key=lambda one: targets.index(one.target)), failures
@@ -135,9 +147,6 @@ class Fetching:
         failures: Sequence[CkptfsError | OSError],
     ) -> tuple[Pulled, dict[str, Json]]:
         target, found, parts = place.target, place.found, self._parts
-        doubt = found.unit.doubt_of(found.checked, found.record, keys)
-        if doubt is not None:
-            raise Corrupt(f"{request.path} on {target.name} is not fetched: {doubt}")
         puller = Puller(
             place.remote,
             parts.index,
