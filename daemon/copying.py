@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
 import trio
 
 from ckptfs.daemon.config import RemoteConfig
@@ -37,6 +38,8 @@ from ckptfs.store.units import Unit
 log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 RETRY_S = 60.0
+# So often what is noted of a remote is compared with what it has: others collect it, or damage it.
+ASK_EVERY_S = 600.0
 # So long a command waits for the other remotes once enough of them have what was asked for.
 SLOW_S = 10.0
 Report = Callable[[Progress], None]
@@ -68,6 +71,7 @@ class Target:
     failure: str = ""
     last_seen: tuple[int, int] | None = None
     again_at: float = 0.0
+    ask_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -121,7 +125,10 @@ class Copying:
     async def _follow(self, target: Target) -> None:
         while True:
             state = listed(self._parts.histories)
-            if state != target.last_seen or (target.failure and time.monotonic() >= target.again_at):
+            now = time.monotonic()
+            is_due = now >= target.ask_at or (target.failure and now >= target.again_at)
+            if state != target.last_seen or is_due:
+                target.ask_at = now + ASK_EVERY_S
                 await self._catch_up(target)
                 # What failed is tried again after a while, and when there is something new.
                 target.last_seen = state
@@ -257,6 +264,20 @@ class Copying:
             self._node,
             lambda done, total: target.report(Progress(done=done, total=total)),
         )
+
+    def let_go(self, target: Target, went: Iterable[tuple[UnitId, int]]) -> None:
+        """A collection let versions go on a remote: they do not count as copied there any more."""
+        gone: dict[UnitId, set[int]] = {}
+        for unit, number in went:
+            gone.setdefault(unit, set()).add(number)
+        for unit, numbers in gone.items():
+            copied = target.copied.of(unit)
+            if copied is None:
+                continue
+            left = tuple(number for number in copied.versions if number not in numbers)
+            records = (self._parts.histories.version(unit, number) for number in left)
+            newest_ns = max((record.time_ns for record in records if record is not None), default=0)
+            target.copied.note(unit, msgspec.structs.replace(copied, versions=left, newest_ns=newest_ns))
 
     def status(self) -> Json:
         """What `status` says of the remotes."""

@@ -41,7 +41,10 @@ class RemoteCollecting:
             return self._expired(unit) if is_ours or every_node else ()
 
         collector = Collector(target.open(), self._node, os.urandom, let_go)
-        return _row(target.name, await collector.collect(dry_run=dry_run), names, dry_run=dry_run)
+        found = await collector.collect(dry_run=dry_run)
+        if not dry_run:
+            self._copying.let_go(target, found.went)
+        return _row(target.name, found, names, dry_run=dry_run)
 
     def _expired(self, unit: RemoteUnit) -> Collection[int]:
         """What the policies do not want; what is pinned or tagged here counts as pinned there."""

@@ -183,8 +183,8 @@ class Pusher:
         if base.chain != self._history(unit_id)[1]:
             base = await self._place(unit_id, base, None, report)
         noted = self._copied.of(unit_id)
-        if noted is None or noted.sequence != base.sequence:
-            await self._confirm(base)  # a push died behind its head
+        if noted is None or (noted.sequence, noted.versions) != (base.sequence, base.versions):
+            await self._confirm(base)  # a push died behind its head, or a collector made it
         report.safe = base.versions
 
     # ---- heads and histories ----------------------------------------------------------------
