@@ -7,7 +7,7 @@ Source: FORMAT.md, "Remotes", "Collecting".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from ckptfs.store.remote.fencing import LetGo, Standing, fence, listed_units, re
 from ckptfs.store.remote.kept import Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
-from ckptfs.store.remote.log_entry import TOKEN_BYTES, Claim, Decision
+from ckptfs.store.remote.log_entry import TOKEN_BYTES, Claim, Decision, Extension, Join
 from ckptfs.store.remote.names import (
     COPY,
     KEPT,
@@ -39,7 +39,7 @@ from ckptfs.store.remote.objects import Random, Remote
 from ckptfs.store.remote.pack import encode_pack, pack_rows
 from ckptfs.store.remote.ranges import RangeReader
 from ckptfs.store.remote.remote_walk import RemoteWalk
-from ckptfs.store.remote.several import done_for_each
+from ckptfs.store.remote.several import done_beside, done_for_each
 from ckptfs.store.remote.shard import ROW, PackFacts, Rows, decode_shard, encode_shard
 from ckptfs.store.remote.stock import Mask, Needed, Stock, stock_of
 
@@ -124,19 +124,26 @@ class Collector:
         await self._copy_over(stock, listing, report)
         # Before the claim, which others wait for: it reads packs.
         await self._sound(await self._stock(await self._list()))
-        claim = await self._claim()
+        claim, token = await self._claim()
         try:
-            fenced = await self._fence(kept, standings, claim)
-            staying = {(unit.head.unit, number) for unit in fenced for number in unit.head.versions}
-            report.went = [one for one in report.went if one not in staying]
-            await self._known.refresh()
-            listing = await self._list()
-            listing.newest_ns = (await self._remote.stat(log_key(claim))).modified_ns
-            stock = await self._stock(listing)
-            for unit in fenced:
-                await self._reach(stock, unit, unit.versions)
-            found = await self._sound(stock)
-            left = await trio.to_thread.run_sync(self._plan, stock, found, listing, before, claim, report)
+            units = kept.units | standings.keys() | self._log.joined.keys()
+            joined = dict(self._log.joined)
+
+            async def look() -> tuple[list[RemoteUnit], _Listing, Kept]:
+                fenced = await self._fence(units, standings, joined, claim)
+                staying = {(unit.head.unit, number) for unit in fenced for number in unit.head.versions}
+                report.went = [one for one in report.went if one not in staying]
+                await self._known.refresh()
+                listing = await self._list()
+                listing.newest_ns = (await self._remote.stat(log_key(claim))).modified_ns
+                stock = await self._stock(listing)
+                for unit in fenced:
+                    await self._reach(stock, unit, unit.versions)
+                plan = stock, await self._sound(stock), listing, before, claim, report
+                return fenced, listing, await trio.to_thread.run_sync(self._plan, *plan)
+
+            alive = Extension(claim, token)
+            fenced, listing, left = await done_beside(look, lambda: self._log.keep_alive(alive))
             name = await self._decide(left, fenced)
         except BaseException:
             with trio.move_on_after(10, shield=True):
@@ -305,20 +312,22 @@ class Collector:
         self._is_sound[name] = True
         return PackFacts(name, len(content), self._log.generation), pack_rows(content)
 
-    async def _claim(self) -> int:
+    async def _claim(self) -> tuple[int, bytes]:
         last = self._log.claim
         claim = Claim(self._node, self._random(TOKEN_BYTES))
         number = await self._log.add(claim, lambda: self._log.claim != last)
         if not number:
             raise self._busy()
-        return number
+        return number, claim.token
 
     def _busy(self) -> Conflict:
         return Conflict(f"somebody else collects {self._remote.url}; try again later")
 
-    async def _fence(self, kept: Kept, standings: dict[UnitId, Standing], claim: int) -> list[RemoteUnit]:
-        units = kept.units | standings.keys() | self._log.joined.keys() | await listed_units(self._remote)
-        return await fence(self._remote, units, standings, self._log.joined, claim, self._let_go)
+    async def _fence(
+        self, units: Set[UnitId], standings: dict[UnitId, Standing], joined: dict[UnitId, Join], claim: int
+    ) -> list[RemoteUnit]:
+        units = units | await listed_units(self._remote)
+        return await fence(self._remote, units, standings, joined, claim, self._let_go)
 
     async def _decide(self, left: Kept, fenced: Sequence[RemoteUnit]) -> bytes | None:
         """Put the decision into the log; the name of what is left, None if another was faster."""

@@ -84,8 +84,9 @@ async def fence(
         return standing.going.intersection(let_go(unit))
 
     async def one(unit_id: UnitId) -> RemoteUnit:
+        known = standings[unit_id].unit.head.sequence if unit_id in standings else 0
         for _ in range(_TRIES):
-            newest = await _undamaged(remote, unit_id)
+            newest = await _undamaged(remote, unit_id, known)
             if newest.head is None and unit_id not in joined:
                 raise NotFound(f"{remote.url} has no head of unit {unit_id.hex()} any more: {_ADVICE}")
             base = newest.head or _first(joined[unit_id])
@@ -118,8 +119,8 @@ def _first(join: Join) -> RemoteHead:
     return RemoteHead(unit=join.unit, sequence=1, name=join.name, node=join.node)
 
 
-async def _undamaged(remote: Remote, unit_id: UnitId) -> Newest:
-    newest = await newest_head(remote, unit_id)
+async def _undamaged(remote: Remote, unit_id: UnitId, at_least: int = 0) -> Newest:
+    newest = await newest_head(remote, unit_id, at_least)
     if newest.problems:
         # What it listed cannot be told, so neither what may go.
         raise Corrupt(f"{newest.problems[0]}: {_ADVICE}")

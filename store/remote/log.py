@@ -12,15 +12,24 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ckptfs.store.errors import Conflict, Corrupt, NotFound, Unavailable
+from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NotFound, Unavailable
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.kept import EVERYTHING, Kept, decode_kept
-from ckptfs.store.remote.log_entry import Claim, Decision, Entry, Join, decode_entry, encode_entry
+from ckptfs.store.remote.log_entry import (
+    Claim,
+    Decision,
+    Entry,
+    Extension,
+    Join,
+    decode_entry,
+    encode_entry,
+)
 from ckptfs.store.remote.names import COPY, kept_key, log_key
 from ckptfs.store.remote.objects import Remote
 
 WAIT_S = 60.0
 POLL_S = 1.0
+EXTEND_S = WAIT_S / 3
 _TRIES = 16
 
 
@@ -41,6 +50,7 @@ class RemoteLog:
         self.joined: dict[UnitId, Join] = {}
         self.problems: list[str] = []
         self._open = 0
+        self._extensions = 0
         self._kept = EVERYTHING
 
     @property
@@ -62,13 +72,16 @@ class RemoteLog:
             number += 1
 
     async def settle(self, wait_s: float | None = None) -> None:
-        """The same; and wait for the decision on a claim that is open, at most so long (None: WAIT_S): then
-        it is called off."""
+        """The same; and wait for the decision on a claim that is open, at most so long (None: WAIT_S) behind
+        it or what last extended it: then it is called off."""
         await self.refresh()
-        with trio.move_on_after(WAIT_S if wait_s is None else wait_s):
+        most_s, heard = WAIT_S if wait_s is None else wait_s, self._extensions
+        with trio.move_on_after(most_s) as patience:
             while self._open:
                 await trio.sleep(POLL_S)
                 await self.refresh()
+                if self._extensions != heard:
+                    heard, patience.deadline = self._extensions, trio.current_time() + most_s
         while self._open:
             await self.add(Decision(self._open))
 
@@ -89,6 +102,16 @@ class RemoteLog:
                 self._take(number, entry)
                 return number
         raise Unavailable(f"the log of {self._remote.url} grows faster than it can be added to; try again")
+
+    async def keep_alive(self, entry: Extension) -> None:
+        """Extend a claim, again and again, until it is decided or this is cancelled: no other caller may use
+        this log meanwhile."""
+        while self._open == entry.claim:
+            await trio.sleep(EXTEND_S)
+            try:
+                await self.add(entry, lambda: self._open != entry.claim)
+            except (CkptfsError, OSError):
+                continue  # the collection has its own tries, and its own errors
 
     async def kept(self) -> Kept:
         """What counts, as of the newest decision. Corrupt: it is damaged, and so is its copy."""
@@ -145,6 +168,8 @@ class RemoteLog:
                 self.joined[entry.unit] = entry
             case Claim():
                 self.claim = self._open = number  # whoever claims has seen the one before decided
+            case Extension() if entry.claim == self._open:
+                self._extensions += 1
             case Decision() if entry.claim == self._open:
                 self._open = 0
                 if entry.kept:

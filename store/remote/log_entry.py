@@ -20,9 +20,10 @@ from ckptfs.store.remote.box import NAME_BYTES
 
 TOKEN_BYTES = 16
 MOST_ENTRIES = (1 << 32) - 1
-_JOIN, _CLAIM, _DECISION = 1, 2, 3
+_JOIN, _CLAIM, _DECISION, _EXTENSION = 1, 2, 3, 4
 _JOIN_FIELDS: dict[str, tuple[type, ...]] = {"unit": (bytes,), "name": (bytes,), "node": (str,)}
 _CLAIM_FIELDS: dict[str, tuple[type, ...]] = {"node": (str,), "token": (bytes,)}
+_EXTENSION_FIELDS: dict[str, tuple[type, ...]] = {"claim": (int,), "token": (bytes,)}
 _DECISION_FIELDS: dict[str, tuple[type, ...]] = {"claim": (int,), "kept": (bytes,)}
 
 
@@ -51,7 +52,15 @@ class Decision:
     kept: bytes = b""
 
 
-Entry = Join | Claim | Decision
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The collector with the claim of this number, whose `token` this is, is alive: it is waited for anew."""
+
+    claim: int
+    token: bytes
+
+
+Entry = Join | Claim | Decision | Extension
 
 
 def encode_entry(number: int, entry: Entry) -> bytes:
@@ -64,6 +73,8 @@ def encode_entry(number: int, entry: Entry) -> bytes:
             kind, fields = _CLAIM, {"node": entry.node, "token": entry.token}
         case Decision():
             kind, fields = _DECISION, {"claim": entry.claim, "kept": entry.kept}
+        case Extension():
+            kind, fields = _EXTENSION, {"claim": entry.claim, "token": entry.token}
     return encode_frame(kind, number, encode_node(fields))
 
 
@@ -89,4 +100,10 @@ def decode_entry(encoded: Payload, number: int) -> Entry:
         if not 0 < claim < number or len(kept) not in (0, NAME_BYTES):
             raise Corrupt("a decision of no claim, or with a name of the wrong length")
         return Decision(claim, kept)
+    if frame.kind == _EXTENSION:
+        node = checked_map(frame.payload, _EXTENSION_FIELDS, "extension")
+        claim, token = cast(int, node["claim"]), cast(bytes, node["token"])
+        if not 0 < claim < number or len(token) != TOKEN_BYTES:
+            raise Corrupt("an extension of no claim, or with a token of the wrong length")
+        return Extension(claim, token)
     raise Corrupt(f"an entry of the log of the unknown kind {frame.kind}")

@@ -37,3 +37,19 @@ async def done_for_each(work: Callable[[T], Awaitable[R]], items: Sequence[T], m
     if failures:
         raise failures[0]
     return [found[number] for number in range(len(items))]
+
+
+async def done_beside(work: Callable[[], Awaitable[R]], beside: Callable[[], Awaitable[None]]) -> R:
+    """What `work` gives, while `beside` runs; that is cancelled when it is done."""
+    found: list[R] = []
+    failures: list[CkptfsError | OSError] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(beside)
+        try:
+            found.append(await work())
+        except (CkptfsError, OSError) as e:
+            failures.append(e)
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+    return found[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from faultbucket import FaultBucket, Faults, Killed, MemoryBucket
 from remoteruns import Run, fetch, small_packs
 from saved_store import SavedStore, Tree, contents
@@ -22,13 +23,13 @@ from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
-from ckptfs.store.remote import collecting
+from ckptfs.store.remote import collecting, log
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
-from ckptfs.store.remote.log_entry import Claim, Decision, Join
+from ckptfs.store.remote.log_entry import Claim, Decision, Extension, Join
 from ckptfs.store.remote.names import COPY, SHARDS, head_key, log_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport
@@ -393,12 +394,13 @@ def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
             for how in ("flip", "remove"):
                 bucket.objects = dict(whole)
                 bucket.flip(key, 200) if how == "flip" else bucket.objects.pop(key)
-                log = RemoteLog(place.run.remote())
-                await log.settle()
-                assert (log.claim, log.decided, log.is_open) == (2, 2, False)
-                assert (await log.kept()).units == {place.unit}
+                found = RemoteLog(place.run.remote())
+                await found.settle()
+                assert (found.claim, found.decided, found.is_open) == (2, 2, False)
+                assert (await found.kept()).units == {place.unit}
                 if key != log_key(1):
-                    assert len(log.problems) == 1 and key in log.problems[0] and "healed" in log.problems[0]
+                    (told,) = found.problems
+                    assert key in told and "healed" in told
                     assert bucket.objects[key].payload == whole[key].payload
                 assert (await place.push(again=True)).safe == (1,)
         bucket.objects = {key: one for key, one in whole.items() if not key.startswith("kept/")}
@@ -422,11 +424,32 @@ def test_entries_of_a_log_follow_each_other() -> None:
         await first.settle()
         assert (first.is_open, first.decided, first.generation) == (False, 0, 2)
         assert await second.add(Decision(2, b"k" * 32)) == 4, "too late"
-        for log in (first, second, RemoteLog(Remote(bucket))):
-            await log.refresh()
-            assert (log.end, log.is_open, log.decided) == (4, False, 0)
+        for one in (first, second, RemoteLog(Remote(bucket))):
+            await one.refresh()
+            assert (one.end, one.is_open, one.decided) == (4, False, 0)
         bucket.store(log_key(5), b"torn")
         assert await first.add(Claim("n", bytes(16))) == 6, "what nobody can read is passed over"
         assert log_key(6) + COPY in bucket.objects and log_key(5) + COPY not in bucket.objects
 
     trio.run(main)
+
+
+def test_a_collector_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "POLL_S", 1.0)
+
+    async def main() -> None:
+        bucket, token = MemoryBucket(), bytes(16)
+        collector, waiter = RemoteLog(Remote(bucket)), RemoteLog(Remote(bucket))
+        for is_alive in (True, False):
+            claim = await collector.add(Claim("n", token))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(waiter.settle, 60.0)
+                with trio.move_on_after(600):
+                    if is_alive:
+                        await collector.keep_alive(Extension(claim, token))
+                    await trio.sleep_forever()
+                assert waiter.is_open is is_alive
+                await collector.add(Decision(claim, b"k" * 32), lambda: not collector.is_open)
+            assert (waiter.decided == claim) is is_alive
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

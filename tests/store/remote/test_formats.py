@@ -28,7 +28,7 @@ from ckptfs.store.remote.box import (
 )
 from ckptfs.store.remote.head import Piece, RemoteHead, decode_head, merged_pieces
 from ckptfs.store.remote.kept import EVERYTHING, Kept, decode_kept
-from ckptfs.store.remote.log_entry import Claim, Decision, Join, decode_entry, encode_entry
+from ckptfs.store.remote.log_entry import Claim, Decision, Extension, Join, decode_entry, encode_entry
 from ckptfs.store.remote.names import (
     decode_remote_format,
     encode_remote_format,
@@ -338,6 +338,7 @@ ENTRIES = st.one_of(
         st.text(max_size=20),
     ),
     st.builds(Claim, st.text(max_size=20), st.binary(min_size=16, max_size=16)),
+    st.builds(Extension, st.integers(1, 99), st.binary(min_size=16, max_size=16)),
     st.builds(Decision, st.integers(1, 99), st.sampled_from([b"", b"k" * 32])),
 )
 NAMES = st.frozensets(st.binary(min_size=32, max_size=32), max_size=5)
@@ -352,7 +353,7 @@ KEPTS = st.builds(
 
 @given(ENTRIES, st.data())
 def test_an_entry_of_the_log_is_what_it_was_or_corrupt(
-    entry: Join | Claim | Decision, data: st.DataObject
+    entry: Join | Claim | Decision | Extension, data: st.DataObject
 ) -> None:
     encoded = bytearray(encode_entry(100, entry))
     assert decode_entry(encoded, 100) == entry
@@ -373,6 +374,8 @@ def test_an_entry_that_makes_no_sense_is_corrupt() -> None:
         Decision(0),
         Decision(100),
         Decision(1, b"short"),
+        Extension(100, bytes(16)),
+        Extension(1, b"short"),
     ):
         with pytest.raises(Corrupt):
             decode_entry(encode_entry(100, entry), 100)
