@@ -188,18 +188,19 @@ class Copying:
             nursery.cancel_scope.deadline = trio.current_time() + continue_s
         if failures and not rows:
             raise next(iter(failures.values()))
-        return self._rows(targets, rows, failures, wanted)
+        return self._rows(targets, asked, rows, failures, wanted)
 
     def _rows(
         self,
         targets: Sequence[Target],
+        asked: Iterable[Unit],
         rows: Mapping[str, Sequence[tuple[Unit, PushReport]]],
         failures: Mapping[str, CkptfsError | OSError],
         wanted: Callable[[VersionRecord], bool],
     ) -> Json:
         answer: list[Json] = []
         least = min(self._copies, len(targets))
-        lacking = set(self._lacking(targets, least, wanted))
+        lacking = set(self._lacking(targets, asked, least, wanted))
         for target in targets:
             for unit, found in rows.get(target.name, ()):
                 answer.append(_row(target, unit, found, is_enough=unit.unit not in lacking))
@@ -211,10 +212,14 @@ class Copying:
         return answer
 
     def _lacking(
-        self, targets: Sequence[Target], least: int, wanted: Callable[[VersionRecord], bool]
+        self,
+        targets: Sequence[Target],
+        asked: Iterable[Unit],
+        least: int,
+        wanted: Callable[[VersionRecord], bool],
     ) -> Iterator[UnitId]:
-        """Units of which some version that is wanted has fewer copies."""
-        for unit in self._parts.histories.units():
+        """Those of these units of which some version that is wanted has fewer copies."""
+        for unit in asked:
             copies = self._copies_of(unit.unit, targets)
             for record in self._parts.histories.versions(unit.unit):
                 if wanted(record) and copies[record.number] < least:

@@ -23,6 +23,7 @@ from ckptfs.store.index import Change, Index
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.merkle import version_root
 from ckptfs.store.remote.fetching import Fetcher
+from ckptfs.store.remote.heads import newest_head
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.objects import Random, Remote
@@ -72,8 +73,8 @@ class Puller:
         that lies at `inner`.
 
         Conflict: a live directory has the name. InvalidRequest: it is none for a unit. NotFound: the version
-        has no such part. Corrupt: the remote lacks something, or has it with other bytes. NoSpace: nothing is
-        listed. Durable when: this returned.
+        has no such part, or a collection of the remote let it go meanwhile. Corrupt: the remote lacks
+        something, or has it with other bytes. NoSpace: nothing is listed. Durable when: this returned.
         """
         self._check_free(name)
         for last in (False, True):
@@ -82,8 +83,18 @@ class Puller:
                 return await self._pull(source, name, inner)
             except (NotFound, Corrupt):
                 if last or await self._look() == known_as_of:
+                    await self._check_listed(source)
                     raise  # else packs were taken, or copied over, by a collector meanwhile
         raise AssertionError("unreachable")
+
+    async def _check_listed(self, source: VersionRecord) -> None:
+        """NotFound if the version is not on the remote any more."""
+        head = (await newest_head(self._remote, source.unit)).head
+        if head is not None and source.number not in head.versions:
+            raise NotFound(
+                f"version {source.number} was let go from {self._remote.url} by a collection meanwhile; "
+                "`ckptfs pull` of the mount point lists what is there"
+            )
 
     async def _look(self) -> int:
         """Know what the remote has, as of its newest decision; the number of that."""

@@ -16,10 +16,11 @@ from saved_store import SavedStore
 
 from ckptfs.daemon import copying
 from ckptfs.daemon.config import RemoteConfig
-from ckptfs.daemon.copying import Copying
+from ckptfs.daemon.copying import Check, Copying
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.remote_collecting import RemoteCollecting
 from ckptfs.daemon.retaining import Policies
+from ckptfs.store.errors import Unavailable
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collector
 from ckptfs.store.remote.objects import Remote
@@ -89,5 +90,28 @@ def test_what_was_collected_from_here_is_not_called_safe(node: Node) -> None:
         assert node.noted == (1, 2, 3)
         await collecting.collect(None, dry_run=False, every_node=False)
         assert node.noted == (3,)
+
+    trio.run(main)
+
+
+def test_only_what_was_asked_for_has_to_be_copied(node: Node) -> None:
+    """Where one of two remotes is away, what it lacks of other units is not told of a push of this one."""
+
+    async def main() -> None:
+        copied = await node.store.publish(b"run", {b"n": b"1"})
+        await node.store.publish(b"other", {b"n": b"1"})
+        unit = node.store.unit(b"run")
+
+        def open_remote(config: RemoteConfig) -> Remote:
+            if config.name == "away":
+                raise Unavailable("it is away")
+            return Remote(node.bucket)
+
+        configs = [RemoteConfig(name=name, url="file:///nowhere", push=False) for name in ("there", "away")]
+        two = Copying(cast(OpenStore, node.store), configs, open_remote, "node", copies=1)
+        rows = await two.push(
+            [unit], copied.number, None, partial=False, check=Check.NO, report=lambda done: None
+        )
+        assert [row["enough"] for row in cast("list[dict[str, object]]", rows)] == [True, True]
 
     trio.run(main)

@@ -246,6 +246,23 @@ def test_rows_are_searched_and_sorted_beside_the_event_loop(
     assert all(threading.get_ident() not in one for one in threads.values())
 
 
+def test_who_pulls_what_was_collected_meanwhile_is_told_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1,), (2,)):
+            await place.save(*seeds)
+            await place.push()
+        (record, _) = place.store.histories.versions(place.unit)
+        await place.collect()
+        here = SavedStore(tmp_path / "b", key=KEY, node=b"b")
+        with pytest.raises(NotFound, match="version 1 was let go"):
+            await fetch(here, place.run.remote(), record, b"copy", place.run)
+        here.close()
+        place.store.close()
+
+    trio.run(main)
+
+
 def test_what_is_mostly_not_needed_is_copied_over(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path / "a")
