@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import trio
 
@@ -28,7 +30,7 @@ from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.encoding_saves import SavedFile
 from ckptfs.store.errors import CkptfsError, Corrupt, NoSpace
 from ckptfs.store.histories import Histories
-from ckptfs.store.ids import RecipeId
+from ckptfs.store.ids import ChunkId, RecipeId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.reclaim import TRIED
 from ckptfs.store.reencode import BATCH_BYTES, Encoding, Reencoder
@@ -162,13 +164,17 @@ class EncodingTask:
             due = await self._due(files, chosen)
             total = left = sum(file.size for file in due)
             self.pending_bytes += total
+
+            def looked_at(file: SavedFile) -> None:
+                nonlocal left
+                left -= file.size
+                self.pending_bytes -= file.size
+                if report is not None:
+                    report(Progress(done=total - left, total=total))
+
             for save in await files.saves_with(due):
-                for file, planned in await self._files.planned(files, save, due.__contains__):
-                    await self._file(files, file, planned, pace, done, rests=report is None)
-                    self.pending_bytes -= file.size
-                    left -= file.size
-                    if report is not None:
-                        report(Progress(done=total - left, total=total))
+                planned = await self._files.planned(files, save, due.__contains__)
+                await self._save(files, planned, pace, done, looked_at, rests=report is None)
         finally:
             self.pending_bytes -= left
             self._passes -= 1
@@ -188,34 +194,51 @@ class EncodingTask:
             self._segments.locate(recipe) is None or self._index.get(Table.META, TRIED + recipe) is not None
         )
 
-    async def _file(
+    async def _save(
         self,
         files: UnitFiles,
-        file: SavedFile,
-        planned: Sequence[PlannedChunk],
+        planned: Sequence[tuple[SavedFile, Sequence[PlannedChunk]]],
         pace: Pace,
         done: Encoding,
+        looked_at: Callable[[SavedFile], None],
         *,
         rests: bool,
     ) -> None:
-        passed_over = False
-        try:
-            for batch in batches(planned):
-                await self._turn(rests)
+        """The files of a save, one batch behind the other whatever files it is of: a segment for each small
+        file would take more than it saves."""
+        waiting, at, again = deque(planned), 0, set[ChunkId]()
+        ends = deque(accumulate(len(chunks) for _, chunks in planned))
+        for batch in [*batches([one for _, chunks in planned for one in chunks]), []]:
+            while waiting and ends[0] <= at:
+                ends.popleft()
+                file, chunks = waiting.popleft()
+                self._settle(files, file, chunks, again)
+                looked_at(file)
+            if not batch:
+                break
+            await self._turn(rests)
+            try:
                 # Not held while it rests: whoever asks for it by hand is not kept waiting.
                 async with self._one_at_a_time:
                     one = await self._careful.encode(batch)
-                passed_over |= bool(one.passed_over)
-                one.passed_over.clear()
+            except Corrupt as e:
+                log.error("%s, and what follows it, is not encoded: %s", waiting[0][0].path, e)
+                again.update(chunk.chunk for chunk in batch)
+            else:
+                again |= one.passed_over
+                one.passed_over = set()
                 done.add(one)
                 self.total.add(one)
                 await pace.spent(one.plain_bytes)
-        except Corrupt as e:
-            log.error("%s is not encoded: %s", file.path, e)
+            at += len(batch)
+
+    def _settle(
+        self, files: UnitFiles, file: SavedFile, chunks: Sequence[PlannedChunk], again: set[ChunkId]
+    ) -> None:
+        """All chunks of a file were looked at; those of `again` are to be at the next look."""
+        if any(one.chunk in again for one in chunks):
             return
-        if passed_over:
-            return  # The next look takes them.
-        if any(one.chunk in self._careful.left_raw for one in planned):
+        if any(one.chunk in self._careful.left_raw for one in chunks):
             # By this daemon not again, but another one may have an encoder that does not fail.
             files.unsettled.pop(file, None)
         elif self._segments.locate(file.recipe) is not None:

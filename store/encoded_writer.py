@@ -20,7 +20,15 @@ from ckptfs.store.packing import (
     write_idx,
 )
 from ckptfs.store.segment_files import SegmentFiles
-from ckptfs.store.segment_format import Location, Row, SegmentIndex, SegmentKind, segment_paths
+from ckptfs.store.segment_format import (
+    BLOCK_BYTES,
+    Location,
+    Row,
+    SegmentIndex,
+    SegmentKind,
+    encode_idx,
+    segment_paths,
+)
 
 
 class EncodedWriter:
@@ -38,6 +46,11 @@ class EncodedWriter:
         """The depth of a chunk that was appended; None for others."""
         row = self._rows.get(chunk)
         return None if row is None else row.depth
+
+    @property
+    def occupied_bytes(self) -> int:
+        """The room that the segment takes: its two files, each in whole blocks."""
+        return _in_blocks(self.payload_bytes) + _in_blocks(len(encode_idx(self._index())))
 
     def append(self, chunk: ChunkId, length: int, encoded: Encoded) -> None:
         """Write what stands for a chunk of `length` bytes behind the ones before; each chunk once.
@@ -63,8 +76,7 @@ class EncodedWriter:
         disk did not keep what was written; the caller discards the segment. Durable when: this returned.
         """
         assert self._rows, "an empty segment is not sealed"
-        rows = tuple(self._rows.values())
-        index = SegmentIndex(self.number, SegmentKind.ENCODED, self._created_ns, self.payload_bytes, rows)
+        index = self._index()
         with full_disk_is_no_space():
             self._disk.sync(self._fd)
             self._disk.drop_cached(self._fd)
@@ -94,7 +106,15 @@ class EncodedWriter:
         finally:
             files.close()
 
+    def _index(self) -> SegmentIndex:
+        rows = tuple(self._rows.values())
+        return SegmentIndex(self.number, SegmentKind.ENCODED, self._created_ns, self.payload_bytes, rows)
+
     def _close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
+
+
+def _in_blocks(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES

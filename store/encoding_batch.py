@@ -1,12 +1,14 @@
 """One batch of a re-encoding: read, encode, decode, write, read back. Without an index: in any process.
 
 One rule: nothing is changed but one new segment, to which nothing refers yet; a chunk that cannot be read, or
-that nothing makes smaller, stays where it is.
+that nothing makes smaller, stays where it is, and so do all if the disk would not have more room afterwards.
 
 Source: FORMAT.md, "Encoded segments", write order, steps 1 to 3.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,7 +20,9 @@ from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.packing import Built
 from ckptfs.store.segment_files import SegmentFiles
-from ckptfs.store.segment_format import Codec, Location
+from ckptfs.store.segment_format import BLOCK_BYTES, Codec, Location
+
+_LEAST_GAIN = 0.03
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +49,7 @@ class EncodingBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_batch(disk: Disk, batch: EncodingBatch) -> Built | None:
-    """Write the segment of a batch; None if nothing becomes smaller, and then there is none.
+    """Write the segment of a batch; None if it saves no room, and then there is none.
 
     Raises NoSpace, OSError, or Corrupt if the disk does not keep what is written; then there is none either.
     Memory: the plain bytes of a batch's parents. Durable when: this returned.
@@ -58,6 +62,9 @@ def encode_batch(disk: Disk, batch: EncodingBatch) -> Built | None:
             work.encode(one)
         if not writer.payload_bytes:
             return None
+        if freed_bytes(work.replaced) <= writer.occupied_bytes:
+            writer.discard()
+            return None
         return writer.seal(batch.places.get)
     except BaseException:
         writer.discard()
@@ -66,11 +73,33 @@ def encode_batch(disk: Disk, batch: EncodingBatch) -> Built | None:
         files.close()
 
 
+def freed_bytes(places: Iterable[Location]) -> int:
+    """How much room these payloads leave, at least: the whole blocks that no other touches."""
+    freed, segment, start, end = 0, -1, 0, 0
+
+    def whole_blocks() -> int:
+        return max(0, end // BLOCK_BYTES - -(-start // BLOCK_BYTES)) * BLOCK_BYTES
+
+    for place in sorted(places, key=lambda one: (one.segment, one.offset)):
+        if (place.segment, place.offset) != (segment, end):
+            freed += whole_blocks()
+            segment, start = place.segment, place.offset
+        end = place.offset + place.stored
+    return freed + whole_blocks()
+
+
+def _is_worth_it(length: int, stored: int) -> bool:
+    """Decoding is slower than reading: not for less than a block, or a few percent of what is smaller."""
+    return length - stored >= min(BLOCK_BYTES, _LEAST_GAIN * length)
+
+
 class _Work:
-    """One batch under way. `plain` are the bytes of parents, each verified."""
+    """One batch under way. `plain` are the bytes of parents, each verified; `replaced` the places of what was
+    encoded."""
 
     def __init__(self, files: SegmentFiles, writer: EncodedWriter, batch: EncodingBatch) -> None:
         self.plain: dict[ChunkId, bytes] = {}
+        self.replaced: list[Location] = []
         self._chunks = ChunkFiles(files, batch.places.get, self.plain.get)
         self._coder = Coder()
         self._writer = writer
@@ -87,13 +116,14 @@ class _Work:
         casts = [found for chunk in one.cast_of if (found := self._parent(chunk, one)) is not None]
         cast_of = casts if len(casts) == len(one.cast_of) else []
         encoded = encode(payload, one.dtype, parent, cast_of, self._coder)
-        if encoded.codec is not Codec.RAW and encoded.depth < self._child_depths.get(
-            one.chunk, MAX_DEPTH + 1
-        ):
+        if encoded.codec is Codec.RAW or not _is_worth_it(len(payload), len(encoded.stored)):
+            return
+        if encoded.depth < self._child_depths.get(one.chunk, MAX_DEPTH + 1):
             self._decode(one, encoded)
             for chunk in encoded.parents:
                 self._child_depths[chunk] = min(encoded.depth, self._child_depths.get(chunk, MAX_DEPTH))
             self._writer.append(one.chunk, len(payload), encoded)
+            self.replaced.append(one.location)
 
     def _parent(self, chunk: ChunkId, child: Wanted) -> Parent | None:
         """A chunk to encode against; None if it cannot be read, or leads too deep."""

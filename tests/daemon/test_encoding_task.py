@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import NoSpace
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId
+from ckptfs.store.index import Table
 from ckptfs.store.reencode import Encoding, Reencoder
 from ckptfs.store.segment_format import Codec, Location
 
@@ -258,5 +260,37 @@ def test_what_somebody_relied_on_meanwhile_is_encoded_at_the_next_look(store: Sa
         calls = reencoder.calls
         await task.catch_up()
         assert reencoder.calls == calls
+
+    trio.run(scenario)
+
+
+def test_small_files_share_a_segment_and_no_room_is_lost(store: SavedStore) -> None:
+    """And the chunks that would bring next to nothing, stay."""
+    draw = random.Random(1)
+    task, reencoder = task_of(store, lambda _: 0.0)
+
+    def occupied() -> int:
+        files = [path for path in (store.root / "segments").rglob("*") if path.is_file()]
+        return sum(512 * path.stat().st_blocks for path in files)
+
+    async def scenario() -> None:
+        for compressible in (200, 12_000):
+            name = b"%d" % compressible
+            for _ in range(2):
+                tree = {
+                    b"f%d.bin" % n: draw.randbytes(40_000 - compressible) + bytes(compressible)
+                    for n in range(20)
+                }
+                await store.publish(name, tree)
+        store.index.commit()
+        await store.ingest.reclaim.execute()
+        before, segments = occupied(), sum(1 for _ in store.index.scan(Table.SEGMENT))
+        done = await task.catch_up()
+        assert reencoder.calls == 2
+        assert done.encoded_chunks and done.encoded_bytes < 0.9 * done.encoded_plain_bytes
+        store.index.commit()
+        await store.ingest.reclaim.execute()
+        assert occupied() < before - 100_000
+        assert sum(1 for _ in store.index.scan(Table.SEGMENT)) <= segments + 1
 
     trio.run(scenario)

@@ -28,7 +28,7 @@ from encoded_series import (
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.bad_chunks import find_bad, find_bad_places
-from ckptfs.store.encoding_batch import EncodingBatch, encode_batch
+from ckptfs.store.encoding_batch import EncodingBatch, encode_batch, freed_bytes
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId
@@ -36,7 +36,15 @@ from ckptfs.store.index import Change, Table
 from ckptfs.store.layout import ENCODED, Format, encode_format, read_format
 from ckptfs.store.packing import Built
 from ckptfs.store.segment_files import read_idx
-from ckptfs.store.segment_format import MAX_DEPTH, Codec, SegmentKind, encode_location, segment_paths
+from ckptfs.store.segment_format import (
+    BLOCK_BYTES,
+    MAX_DEPTH,
+    Codec,
+    Location,
+    SegmentKind,
+    encode_location,
+    segment_paths,
+)
 
 SERIES = saves(5)
 
@@ -324,3 +332,27 @@ def test_what_is_written_again_heals_chunks_whose_parents_are_damaged(store: Sma
     store.reclaim()
     for chunk in series.chunks(1):
         store.segments.check(chunk)
+
+
+def test_what_is_freed_are_the_whole_blocks_that_nothing_else_touches() -> None:
+    def place(segment: int, offset: int, stored: int) -> Location:
+        return Location(segment, offset, stored, stored)
+
+    block = BLOCK_BYTES
+    assert freed_bytes([]) == 0
+    assert freed_bytes([place(1, 1, block - 1)]) == 0
+    assert freed_bytes([place(1, 1, 2 * block)]) == block
+    halves = [place(1, 1, block), place(1, block + 1, 2 * block - 1)]
+    assert freed_bytes(halves) == freed_bytes(halves[::-1]) == 2 * block
+    assert freed_bytes([place(1, 0, block), place(2, block, block), place(3, 1, block)]) == 2 * block
+
+
+def test_where_no_room_is_saved_nothing_is_written(store: SmallStore) -> None:
+    """What is gained here is less than the two blocks that a segment takes."""
+    stored = store.store_bytes(np.random.default_rng(1).bytes(4_000) + bytes(3_000), "a.bin")
+    chunks = store.segments.read_recipe(stored.recipe).chunks()
+    planned = [PlannedChunk(chunk, located(store.segments, chunk).length) for chunk in chunks]
+    files = store.segment_files()
+    done = trio.run(reencoder(store).encode, planned)
+    assert done.chunks and not done.encoded_chunks
+    assert store.segment_files() == files
