@@ -21,7 +21,7 @@ import trio
 
 from ckptfs.daemon.config import Config
 from ckptfs.daemon.encoding_batches import CarefulEncoding, batches
-from ckptfs.daemon.encoding_files import EncodingFiles, UnitFiles, raw_bytes
+from ckptfs.daemon.encoding_files import LEAST_FILE_BYTES, EncodingFiles, UnitFiles, raw_bytes
 from ckptfs.daemon.encoding_worker import EncodingWorker
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.open_store import OpenStore
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 _AT_LATEST_S = 60.0
 _RETRY_S = 60.0
-_LEAST_FILE_BYTES = 32 << 10
 AfterS = Callable[[bytes], float | None]
 """Of a unit by name: how long after its version a save is encoded; None: never."""
 
@@ -108,8 +107,9 @@ class EncodingTask:
         """Encode what is due of all units; what came of it. Durable when: this returned."""
         done = Encoding()
         pace = Pace(self._bytes_s())
-        for unit in self._histories.units():
-            after_s = self._after_s(unit.name)
+        units = [(unit, self._after_s(unit.name)) for unit in self._histories.units()]
+        self._files.forget_others(unit.unit for unit, after_s in units if after_s is not None)
+        for unit, after_s in units:
             if after_s is not None:
                 before_ns = self._now_ns() - int(after_s * 1e9)
                 await self._unit(unit, partial(_is_before, before_ns), pace, done, None)
@@ -184,7 +184,7 @@ class EncodingTask:
             return file.recipe not in files.newest and chosen(file)
 
         def is_settled(file: SavedFile) -> bool:
-            return file.size < _LEAST_FILE_BYTES or (is_due(file) and self._is_settled(file.recipe))
+            return file.size < LEAST_FILE_BYTES or (is_due(file) and self._is_settled(file.recipe))
 
         return set(filter(is_due, await files.unsettled_but(is_settled)))
 

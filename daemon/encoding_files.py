@@ -20,7 +20,7 @@ from ckptfs.daemon.saved_files import Saved, walk
 from ckptfs.store.encoding_plan import Candidates, PlannedChunk, Save, match_save, plan_file
 from ckptfs.store.encoding_saves import SavedFile, SavedFiles, group_saves, newest_files
 from ckptfs.store.errors import CkptfsError, Corrupt
-from ckptfs.store.formats import Layout, Reader, parse
+from ckptfs.store.formats import Layout, Reader, dcp_metadata, parse
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import RecipeId, TreeId, UnitId
 from ckptfs.store.ingest_job import DistantReader, ask
@@ -32,6 +32,9 @@ _NEAREST_SAVES = 4
 _KNOWN_TENSORS = 1 << 18
 _SLICE_PIECES = 512
 _SLICE_FILES = 128
+# What is smaller is not encoded, so it is remembered only if the layout of other files stands in it.
+LEAST_FILE_BYTES = 32 << 10
+_SIBLING_NAME = os.fsencode(dcp_metadata.FILE_NAME)
 _KNOWN_VERSIONS = 64
 
 
@@ -97,6 +100,12 @@ class EncodingFiles:
         # In a tuple: what has no layout is remembered too.
         self._layouts: Lru[RecipeId, tuple[Layout | None]] = Lru(_KNOWN_TENSORS)
 
+    def forget_others(self, units: Iterable[UnitId]) -> None:
+        """Forget what was walked of all but these units."""
+        kept = set(units)
+        for unit in self._known.keys() - kept:
+            del self._known[unit]
+
     async def of_unit(self, unit: UnitId) -> UnitFiles:
         """What there is of a unit now."""
         async with self._walking:
@@ -114,7 +123,10 @@ class EncodingFiles:
                 await self._take(unit, number, known)
         if known.version != before:
             files = list(known.files.values())
-            saves, newest = await trio.to_thread.run_sync(lambda: (group_saves(files), newest_files(files)))
+            live = await self._newest_version(unit, known)
+            saves, newest = await trio.to_thread.run_sync(
+                lambda: (group_saves(files), newest_files(files) | newest_files(live))
+            )
             shared = await self._chunks_of(newest)
             known.found = UnitFiles(saves, newest, shared, known.found.unsettled)
         return known.found
@@ -127,11 +139,27 @@ class EncodingFiles:
             return
         for saved in walk(self._segments, Saved(b"", record.top), lambda *_: None, known.trees):
             entry, path = saved.entry, os.fsdecode(saved.path)
-            if entry.recipe is not None:
+            if entry.recipe is not None and (
+                entry.size >= LEAST_FILE_BYTES or saved.path.endswith(_SIBLING_NAME)
+            ):
                 file = SavedFile(path, entry.recipe, entry.size, number, record.time_ns)
                 # A content that comes back may have gone, and what was known of it with it.
                 known.found.unsettled[known.files.setdefault((path, entry.recipe), file)] = None
             await trio.lowlevel.checkpoint()
+
+    async def _newest_version(self, unit: UnitId, known: _Known) -> list[SavedFile]:
+        """The files of the version that a job goes on with, behind a roll back too: then others are of later
+        steps or versions than these."""
+        found: list[SavedFile] = []
+        record = self._histories.newest(unit)
+        if record is not None:
+            for at, saved in enumerate(walk(self._segments, Saved(b"", record.top), lambda *_: None), 1):
+                if at % _SLICE_FILES == 0:
+                    await trio.lowlevel.checkpoint()
+                if saved.entry.recipe is not None:
+                    file = known.files.get((os.fsdecode(saved.path), saved.entry.recipe))
+                    found += [] if file is None else [file]
+        return found
 
     async def _chunks_of(self, recipes: Iterable[RecipeId]) -> set[bytes]:
         found: set[bytes] = set()

@@ -1,7 +1,8 @@
 """Which files of a unit's history make up a save, and which of them are not the newest of their kind.
 
 One rule: what is called newest stays raw; a file is the newest of its kind if no other whose path is the
-same, apart from the step in it, is of a later step or, at the same step, of a later version. Pure.
+same, apart from the step in it, is of a later step or, at the same step, of a later version; among all files,
+or among those that the newest version holds (a roll back goes back to an earlier step). Pure.
 
 Source: FORMAT.md, "Encoded segments"; encoding_plan.py, which orders saves in the same way.
 """

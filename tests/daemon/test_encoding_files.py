@@ -38,7 +38,7 @@ def test_what_has_gone_is_not_remembered_for_ever(store: SavedStore, monkeypatch
     async def scenario() -> list[int]:
         known = []
         for number in range(1, 25):
-            record = await store.publish(b"run", {NAME: f"save {number}".encode() * 5000})
+            record = await store.publish(b"run", {NAME: f"save {number}".encode() * 6000})
             if number > 3:
                 store.histories.forget(record.unit, number - 3)
             found = await files.of_unit(record.unit)
@@ -132,5 +132,44 @@ def test_saves_that_have_gone_are_looked_up_once(store: SavedStore, monkeypatch:
         for _ in range(3):
             await files.planned(unit, unit.saves[5], lambda _: True)
         assert [looked_up.count(one) for one in gone] == [1] * 4
+
+    trio.run(scenario)
+
+
+def test_only_what_may_be_encoded_is_remembered_and_only_of_units_that_are_asked_for(
+    store: SavedStore,
+) -> None:
+    files = EncodingFiles(store.segments, store.histories)
+
+    async def scenario() -> None:
+        tree: Tree = {b"log": b"a" * 1000, b"step-5": {b".metadata": b"m", b"__0.metadata": b"m"}}
+        record = await store.publish(b"run", {**tree, b"model.bin": b"b" * 40_000})
+        await store.publish(b"other", {b"model.bin": b"c" * 40_000})
+        found = await files.of_unit(record.unit)
+        paths = sorted(path for save in found.saves for path in save.files)
+        assert paths == ["model.bin", "step-5/.metadata", "step-5/__0.metadata"]
+        files.forget_others({record.unit})
+        assert await files.of_unit(record.unit) is found
+        files.forget_others(())
+        assert await files.of_unit(record.unit) is not found
+
+    trio.run(scenario)
+
+
+def test_what_was_rolled_back_to_is_newest_too(store: SavedStore) -> None:
+    files = EncodingFiles(store.segments, store.histories)
+
+    async def scenario() -> None:
+        def save(step: int) -> Tree:
+            return {b"checkpoint-%d" % step: {NAME: b"%d" % step * 40_000}}
+
+        trees = [{**save(1)}, {**save(1), **save(2)}, {**save(1), **save(2), **save(3)}]
+        for tree in trees:
+            record = await store.publish(b"run", tree)
+        assert len((await files.of_unit(record.unit)).newest) == 1
+        await store.publish(b"run", trees[1])
+        unit = await files.of_unit(record.unit)
+        newest = [save.step for save in unit.saves if save.files.popitem()[1].recipe in unit.newest]
+        assert newest == [2, 3]
 
     trio.run(scenario)
