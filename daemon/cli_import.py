@@ -179,7 +179,7 @@ def _follow(
 ) -> None:
     from ckptfs.daemon.following import Following
     from ckptfs.daemon.outside import Outside
-    from ckptfs.store.errors import NotFound, Unavailable
+    from ckptfs.store.errors import Conflict, NoSpace, NotFound, Unavailable
 
     settle_s, settle_max_s, every_s = times
     outside: Outside | None = None
@@ -202,8 +202,8 @@ def _follow(
                     answer = cast("Mapping[str, object]", answerer.ask(_identified(_leaving(request, left))))
                 following.taken(began)
                 _tell(answer, as_json=as_json)
-        except (Unavailable, NotFound, OSError) as e:
-            # The writer, the daemon or the directory: all of them come back.
+        except (Unavailable, NotFound, NoSpace, Conflict, OSError) as e:
+            # The writer, the daemon, the directory or room: all of them come back.
             trouble, pause_s = str(e), max(pause_s, min(_TRY_AGAIN_S, settle_s))
             if following is not None:
                 following.refused(began)

@@ -9,7 +9,9 @@ the file: who has it open, or finds it by its old name, would write to a segment
 
 from __future__ import annotations
 
+import itertools
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,23 +183,33 @@ class FileTaker:
 
     def _is_equal(self, one: _Staged, recipe: Recipe) -> bool:
         with self._outside.opened(one.path, one.seen) as source:
+            if os.fstat(source).st_size != one.seen.size:
+                return False
             at, buffer = 0, memoryview(bytearray(_BUFFER_BYTES))
+            extents = self._parts.disk.data_extents(source, one.seen.size)
             for piece in recipe.pieces():
                 end = at + piece.length
                 if piece.chunk is None:
-                    if not self._is_hole(source, at, end, buffer):
+                    if not self._is_hole(source, at, end, buffer, extents):
                         return False
                 elif chunk_id(self._read(source, at, end, buffer)) != piece.chunk:
                     return False
                 at = end
             return at == one.seen.size
 
-    def _is_hole(self, source: int, at: int, end: int, buffer: memoryview) -> bool:
-        for start in range(at, end, len(buffer)):
-            stop = min(end, start + len(buffer))
-            part = self._read(source, start, stop, buffer)
-            if len(part) < stop - start or bytes(part).strip(b"\0"):
-                return False
+    def _is_hole(
+        self, source: int, at: int, end: int, buffer: memoryview, extents: Sequence[tuple[int, int]]
+    ) -> bool:
+        """Whether there are zeros only; what has no blocks is not read."""
+        first = max(0, bisect_right(extents, (at, 0)) - 1)
+        for start, length in itertools.islice(extents, first, None):
+            if start >= end:
+                break
+            stop = min(end, start + length)
+            for window in range(max(at, start), stop, len(buffer)):
+                part = self._read(source, window, min(stop, window + len(buffer)), buffer)
+                if bytes(part).strip(b"\0"):
+                    return False
         return True
 
     def _read(self, source: int, at: int, end: int, buffer: memoryview) -> memoryview | bytes:

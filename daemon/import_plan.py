@@ -11,7 +11,7 @@ as far as one can tell: the checkpoints so far.
 from __future__ import annotations
 
 import stat
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -83,15 +83,7 @@ def plan_import(
     """
     news = [child for child in top.children if is_news(child, base.get(child.name), read_tree)]
     saves, rest = _divided(child for child in news)
-    steps = _ordered(saves)
-    for time_ns, name in sorted((_time_of(one), one.name) for one in rest):
-        at = next((at for at, step in enumerate(steps) if step.time_ns >= time_ns), len(steps) - 1)
-        if at < 0:
-            steps = [Step((), time_ns, None)]
-            at = 0
-        step = steps[at]
-        newest = step.time_ns if saves else max(step.time_ns, time_ns)
-        steps[at] = replace(step, names=(*step.names, name), time_ns=newest)
+    steps = _with_rest(_ordered(saves), sorted((_time_of(one), one.name) for one in rest))
     gone = base.keys() - {child.name for child in top.children}
     if follows and gone and not steps and not top.keeps:
         steps = [Step((), top.mtime_ns, None)]
@@ -140,14 +132,14 @@ def files_to_take(
 def deeper_saves(top: Found) -> bytes | None:
     """The path of the directory that has the checkpoints, or of the first that has, if `top` itself has none
     but lies above: as a folder of runs does."""
-    waiting: list[tuple[bytes, Found]] = [(b"", top)]
+    waiting = deque([(b"", top)])
     while waiting:
-        path, found = waiting.pop(0)
+        path, found = waiting.popleft()
         if any(_is_step_name(child) or _is_tensor_file(child) for child in found.children):
             return path or None
-        waiting += [
+        waiting.extend(
             (path + b"/" + one.name if path else one.name, one) for one in found.children if one.is_dir
-        ]
+        )
     return None
 
 
@@ -182,6 +174,11 @@ def every_file(found: Found) -> Iterator[Found]:
         yield from every_file(child)
 
 
+def is_empty(found: Found) -> bool:
+    """Whether it is a directory with nothing but such directories in it."""
+    return found.is_dir and all(map(is_empty, found.children))
+
+
 def _divided(news: Iterable[Found]) -> tuple[list[Found], list[Found]]:
     saves: list[Found] = []
     rest: list[Found] = []
@@ -203,6 +200,22 @@ def _ordered(saves: Sequence[Found]) -> list[Step]:
         at = next((at for at, step in enumerate(steps) if step.time_ns > time_ns), len(steps))
         steps.insert(at, Step((one.name,), time_ns, None))
     return steps
+
+
+def _with_rest(steps: list[Step], rest: Sequence[tuple[int, bytes]]) -> list[Step]:
+    """`steps` that also bring the names of `rest`, which is in the order of the times: each goes along with
+    the first step that is not older, else with the last; without steps all make one."""
+    if not steps:
+        return [Step(tuple(name for _, name in rest), rest[-1][0], None)] if rest else []
+    brought: list[list[bytes]] = [[] for _ in steps]
+    at = 0
+    for time_ns, name in rest:
+        # The times only grow, so a step that was too old for one name is so for the next.
+        while at < len(steps) and steps[at].time_ns < time_ns:
+            at += 1
+        brought[min(at, len(steps) - 1)].append(name)
+    pairs = zip(steps, brought, strict=True)
+    return [replace(step, names=(*step.names, *names)) if names else step for step, names in pairs]
 
 
 def _names(some: Iterable[Found]) -> tuple[bytes, ...]:

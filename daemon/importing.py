@@ -29,6 +29,7 @@ from ckptfs.daemon.import_plan import (
     Step,
     deeper_saves,
     files_to_take,
+    is_empty,
     is_same,
     plan_import,
     with_left,
@@ -48,7 +49,7 @@ from ckptfs.store.tree import Entry
 from ckptfs.store.version_names import version_name
 
 MOVING = b"moving:"
-"""META, with a unit id: the device and inode of the directory that is being moved into that unit."""
+"""META, with a unit id: device, inode and path of the directory that is being moved into that unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +107,13 @@ class Importer:
             news = await self._news(outside, wanted, outside.scan)
         finally:
             outside.close()
+        return await trio.to_thread.run_sync(self._planned, news)
+
+    def _planned(self, news: _News) -> list[Planned]:
         return [
             Planned(step, len(files), sum(found.size for found in files))
             for step in news.steps
-            for files in [news.files_of(step, self._read_tree)]
+            for files in [news.files_of(step, self._read_tree_there)]
         ]
 
     async def run(self, wanted: Wanted, tell: Callable[[int, int], None]) -> Imported:
@@ -128,16 +132,22 @@ class Importer:
 
     async def _news(self, outside: Outside, wanted: Wanted, scan: Callable[[], Found]) -> _News:
         check_unit_name(wanted.name)
-        top = await trio.to_thread.run_sync(scan)
-        if not wanted.follows and (below := deeper_saves(top)) is not None:
-            one = os.path.join(wanted.source, os.fsdecode(below))
-            raise InvalidRequest(
-                f"the checkpoints are not in {wanted.source} itself, but in {one}; import that"
-            )
-        top = with_left(top, wanted.left, keeps=self._is_moving(outside, wanted.name))
         newest = self._newest(wanted.name)
         base = {} if newest is None else {entry.name: entry for entry in self._read_tree(newest.top)}
-        return _News(top, newest, base, plan_import(top, base, self._read_tree, wanted.follows))
+        keeps = self._is_moving(outside, wanted.name)
+
+        def looked() -> _News:
+            top = scan()
+            if not wanted.follows and (below := deeper_saves(top)) is not None:
+                one = os.path.join(wanted.source, os.fsdecode(below))
+                raise InvalidRequest(
+                    f"the checkpoints are not in {wanted.source} itself, but in {one}; import that"
+                )
+            top = with_left(top, wanted.left, keeps=keeps)
+            steps = plan_import(top, base, self._read_tree_there, wanted.follows)
+            return _News(top, newest, base, steps)
+
+        return await trio.to_thread.run_sync(looked)
 
     def _newest(self, name: bytes) -> VersionRecord | None:
         unit = self._parts.histories.unit_named(name)
@@ -146,11 +156,20 @@ class Importer:
     def _read_tree(self, entry: Entry) -> Sequence[Entry]:
         return () if entry.tree is None else self._parts.segments.read_tree(entry.tree)
 
+    def _read_tree_there(self, entry: Entry) -> Sequence[Entry]:
+        """As _read_tree, from a worker thread."""
+        return trio.from_thread.run_sync(self._read_tree, entry)
+
     def _is_moving(self, outside: Outside, name: bytes) -> bool:
         """Whether this very directory is being moved into the unit, by an import that was killed."""
         unit = self._parts.histories.unit_named(name)
         row = None if unit is None else self._parts.index.get(Table.META, MOVING + unit.unit)
-        return row == _identity(outside)
+        if row is None:
+            return False
+        # The number of a device may be another one after a reboot; a directory may have been renamed.
+        device, inode, *path = msgspec.msgpack.decode(row)
+        status = outside.status
+        return (device, inode) == (status.st_dev, status.st_ino) or path == [os.fsencode(outside.real_path)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +182,8 @@ class _News:
     steps: tuple[Step, ...]
 
     def new(self, step: Step) -> list[Found]:
-        return [child for child in self.top.children if child.name in step.names]
+        names = frozenset(step.names)
+        return [child for child in self.top.children if child.name in names]
 
     def files_of(self, step: Step, read_tree: ReadTree) -> list[Found]:
         pairs = (files_to_take(one, self.base.get(one.name), read_tree) for one in self.new(step))
@@ -195,9 +215,8 @@ class _Run:
     async def run(self) -> Imported:
         news = await self._importer._news(self._outside, self._wanted, self._remover.scan)
         self._imported.newest = news.newest
-        self._total_bytes = sum(
-            found.size for step in news.steps for found in news.files_of(step, self._importer._read_tree)
-        )
+        planned = await trio.to_thread.run_sync(self._importer._planned, news)
+        self._total_bytes = sum(one.bytes for one in planned)
         if news.steps:
             self._check_free()
         if self._wanted.move:
@@ -209,7 +228,7 @@ class _Run:
         for step in news.steps:
             entries = await self._make(news.top, news.new(step), step, entries)
         if self._wanted.move:
-            self._moved()
+            await self._moved()
         return self._imported
 
     async def _make(
@@ -312,9 +331,9 @@ class _Run:
             return []
         return [(path, taken[path].seen if path in taken else found)]
 
-    def _moved(self) -> None:
+    async def _moved(self) -> None:
         """All is in: the next import of this directory is one of its own. What is left is part of this."""
-        if self._imported.problems:
+        if not await trio.to_thread.run_sync(lambda: is_empty(self._outside.scan())):
             return
         unit = self._parts.histories.unit_named(self._wanted.name)
         if unit is not None and self._parts.index.get(Table.META, MOVING + unit.unit) is not None:
@@ -331,7 +350,9 @@ def check_unit_name(name: bytes) -> None:
 
 
 def _identity(outside: Outside) -> bytes:
-    return msgspec.msgpack.encode((outside.status.st_dev, outside.status.st_ino))
+    return msgspec.msgpack.encode(
+        (outside.status.st_dev, outside.status.st_ino, os.fsencode(outside.real_path))
+    )
 
 
 def _shows_the_same(before: Entry, top: Entry) -> bool:

@@ -67,8 +67,9 @@ class Outside:
         except NotADirectoryError:
             raise InvalidRequest(f"{path} is not a directory; name the directory that it lies in") from None
         self.status = os.fstat(self._fd)
+        self.real_path = os.path.realpath(path)
         table = mount_table()
-        kind = mount_over(os.path.realpath(path), table).file_system
+        kind = mount_over(self.real_path, table).file_system
         self._knows_writers = not kind.startswith(_ELSEWHERE)
         self._disk = Disk("/")
         ours = {os.makedev(0, entry.minor) for entry in table if entry.is_ckptfs}

@@ -9,24 +9,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import trio
 from import_kills import KEY, make_checkpoint, make_run, run_seed, state_of
 from mounting import Mount
 
-from ckptfs.daemon import outside
+from ckptfs.daemon import cli_import, import_plan, outside
 from ckptfs.daemon.following import Following, Ready
 from ckptfs.daemon.import_files import FileTaker
+from ckptfs.daemon.import_plan import plan_import
 from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.import_trees import TreeMaker
+from ckptfs.daemon.importing import MOVING, _News
 from ckptfs.daemon.messages import Import
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.outside import Outside
 from ckptfs.daemon.removing import Remover
-from ckptfs.store.errors import CkptfsError, InvalidRequest, NoSpace, NotFound, Unavailable
+from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NoSpace, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
+from ckptfs.store.index import Change, Table
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.sweep import Sweeper
@@ -302,6 +307,112 @@ def test_a_move_that_failed_leaves_nothing_that_a_writer_could_change(
     assert store.shown(store.versions()[-1]) == before
 
 
+class Died(Exception):
+    """Stands for a kill."""
+
+
+def moving_row(store: Store) -> bytes | None:
+    unit = store.parts.histories.unit_named(b"run")
+    assert unit is not None
+    return store.parts.index.get(Table.META, MOVING + unit.unit)
+
+
+@pytest.mark.parametrize("other", ["device", "path"])
+def test_a_move_goes_on_after_a_reboot_and_under_another_name(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """The number of a device may be another one; what was moved before has not gone for that."""
+    before = contents(run)
+    original, calls = Remover.remove, iter(range(1000))
+
+    def remove(remover: Remover, path: tuple[bytes, ...], saved: Any) -> str | None:
+        if next(calls) == 5:
+            raise Died
+        return original(remover, path, saved)
+
+    monkeypatch.setattr(Remover, "remove", remove)
+    with pytest.raises(Died):
+        store.imported(run, move=True)
+    monkeypatch.undo()
+    if other == "path":
+        run = run.rename(run.parent / "renamed")
+    else:
+        row = moving_row(store)
+        assert row is not None
+        device, *rest = msgspec.msgpack.decode(row)
+        unit, change = store.parts.histories.unit_named(b"run"), Change()
+        assert unit is not None
+        change.put(Table.META, MOVING + unit.unit, msgspec.msgpack.encode((device + 1, *rest)))
+        store.parts.index.apply(change, sync=True)
+    store.imported(run, move=True)
+    assert [one.step for one in store.versions()] == [50, 100, 150]
+    assert store.shown(store.versions()[-1]) == before
+    assert os.listdir(run) == [] and moving_row(store) is None
+
+
+def test_a_move_is_over_when_nothing_is_left(
+    store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that came meanwhile is brought by the next import, beside all that was moved."""
+    before = contents(run)
+    once_before(monkeypatch, Remover, "remove", lambda: (run / "late").write_text("late") and None)
+    assert store.imported(run, move=True)["problems"] == []
+    assert os.listdir(run) == ["late"] and moving_row(store) is not None
+    before |= contents(run)
+    store.imported(run, move=True)
+    assert store.shown(store.versions()[-1]) == before and moving_row(store) is None
+
+
+def test_a_hole_is_not_read(store: Store, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (run / "checkpoint-50/sparse.bin").open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(500 << 20)
+        file.write(b"\x07" * 300_000)
+    read, original = list[int](), FileTaker._read
+
+    def counted(taker: FileTaker, source: int, at: int, end: int, buffer: memoryview) -> Any:
+        read.append(end - at)
+        return original(taker, source, at, end, buffer)
+
+    monkeypatch.setattr(FileTaker, "_read", counted)
+    store.imported(run)
+    assert max(read) <= 8 << 20 and 300_000 < sum(read) < 16 << 20
+
+
+class Name(bytes):
+    """Counts how often names are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return bytes.__eq__(self, other)  # type: ignore[arg-type]
+
+    __hash__ = bytes.__hash__
+
+
+@pytest.mark.parametrize("saves", [0, 3])
+def test_a_flat_directory_costs_as_much_as_it_has_files(
+    run: Path, monkeypatch: pytest.MonkeyPatch, saves: int
+) -> None:
+    scanned = Outside(str(run)).scan()
+    checkpoints = [child for child in scanned.children if child.is_dir][:saves]
+    log = next(child for child in scanned.children if child.is_file)
+    files = [replace(log, name=Name(b"%04d" % at), mtime_ns=at) for at in range(1000)]
+    made, original = list[int](), import_plan.replace
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        made.append(1)
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(import_plan, "replace", counted)
+    top = original(scanned, children=(*files, *checkpoints))
+    steps = plan_import(top, {}, lambda entry: ())
+    news = _News(top, None, {}, steps)
+    assert sum(len(news.new(step)) for step in steps) == 1000 + saves
+    assert len(steps) == max(1, saves) and len(made) <= 10 and Name.compared <= 5000
+
+
 def test_no_failure_leaves_staging_files(store: Store, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     copy = FileTaker._copy
@@ -488,7 +599,7 @@ def test_follow_goes_on_through_many_rotations(follower: Follower, store: Store,
         make_checkpoint(run / f"checkpoint-{step}", step, 1000)
         assert follower.look(1) == []
         shutil.rmtree(run / f"checkpoint-{step - 150}")
-        assert step in follower.look(5)
+        assert step in follower.look(3.5)
     assert store.shown(store.versions()[-1]) == contents(run)
 
 
@@ -541,6 +652,35 @@ def test_follow_goes_on_after_a_directory_that_never_rests(
     assert 200 in steps and steps.count(200) <= 3
     shown = store.shown(store.versions()[-1])
     assert "checkpoint-200/adapter.bin" in shown
+
+
+@pytest.mark.parametrize("kind", [NoSpace, Conflict])
+def test_follow_waits_for_room(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[CkptfsError]
+) -> None:
+    """What may pass does not end it."""
+    asked, pauses = list[int](), list[float]()
+
+    class Full:
+        def ask(self, request: Import) -> object:
+            asked.append(1)
+            raise kind("a test")
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[Full]:
+        yield Full()
+
+    def pause(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(asked) == 2 or len(pauses) == 200:
+            raise Died
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(cli_import, "_opened", opened)
+    monkeypatch.setattr(cli_import, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=pause))
+    with pytest.raises(Died):
+        cli_import._follow(Import(path="/run", source=str(run)), "", None, "", (2.0, 20.0, 0.1), False)
+    assert len(asked) == 2 and "a test; trying again" in capsys.readouterr().err
 
 
 def test_follow_takes_nothing_of_what_changed_meanwhile(
