@@ -18,7 +18,7 @@ from functools import partial
 
 import trio
 
-from ckptfs.daemon.import_plan import Found, Path
+from ckptfs.daemon.import_plan import Found, Path, holds_weights
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.outside import Outside, found_of, xattrs_of
 from ckptfs.store.errors import Unavailable
@@ -195,7 +195,13 @@ class FileTaker:
                 elif chunk_id(self._read(source, at, end, buffer)) != piece.chunk:
                     return False
                 at = end
-            return at == one.seen.size
+            if at != one.seen.size:
+                return False
+            if holds_weights(one.seen) and not self._outside.has_no_writer(source):
+                raise Unavailable(
+                    f"{self._outside.text(one.path)} is open for writing; import it again when it is closed"
+                )
+            return True
 
     def _is_hole(
         self, source: int, at: int, end: int, buffer: memoryview, extents: Sequence[tuple[int, int]]

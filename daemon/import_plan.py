@@ -143,6 +143,29 @@ def deeper_saves(top: Found) -> bytes | None:
     return None
 
 
+def holds_weights(found: Found) -> bool:
+    """Whether a file is a part of a save that is worth nothing half-written; a log may be open for days."""
+    return _is_tensor_file(found) or (found.is_file and found.name.endswith(b".distcp"))
+
+
+def newest_change_ns(top: Found) -> int:
+    """The time of the last change of anything in `top`, by the clock of its file system."""
+    return max(top.ctime_ns, *map(newest_change_ns, top.children)) if top.children else top.ctime_ns
+
+
+def changed_since(top: Found, looked_ns: int, base: Mapping[bytes, Entry]) -> Iterator[Path]:
+    """The paths of what `top` has of later than a look: files, and directories that the version before has
+    not (a rename makes those, and changes nothing in them)."""
+
+    def later(found: Found, path: Path) -> Iterator[Path]:
+        if found.ctime_ns > looked_ns and (found.is_file or (len(path) == 1 and found.name not in base)):
+            yield path
+        for child in found.children:
+            yield from later(child, (*path, child.name))
+
+    return later(top, ()) if looked_ns else iter(())
+
+
 def with_left(top: Found, left: frozenset[tuple[bytes, ...]], *, keeps: bool = False) -> Found:
     """`top` with these paths below it marked as left; () is `top` itself. `keeps`: every directory does."""
 

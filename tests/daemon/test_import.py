@@ -198,12 +198,22 @@ def test_move_leaves_nothing(store: Store, tmp_path: Path) -> None:
 def test_what_is_being_written_is_not_removed(store: Store, tmp_path: Path) -> None:
     run = tmp_path / "outside"
     make_run(run, 2, 200_000)
-    model = run / "checkpoint-50/model.safetensors"
-    with model.open("ab"):
+    log = run / "checkpoint-50/config.json"
+    with log.open("ab"):
         done = store.imported(run, move=True)
     assert len(done["problems"]) == 1 and "open for writing" in done["problems"][0]
-    assert [path for path in run.rglob("*") if path.is_file()] == [model]
+    assert [path for path in run.rglob("*") if path.is_file()] == [log]
     assert store.imported(run, move=True)["versions"] == [] and os.listdir(run) == []
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_weights_that_are_being_written_are_in_no_version(store: Store, run: Path, move: bool) -> None:
+    """They may be half of what they are to be, whatever two readings show."""
+    model = run / "checkpoint-50/model.safetensors"
+    with model.open("ab"), pytest.raises(Unavailable, match="is open for writing"):
+        store.imported(run, move=move)
+    assert store.versions() == [] and model.exists()
+    assert len(store.imported(run, move=move)["versions"]) == 3
 
 
 def once_before(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, act: Callable[[], None]) -> None:
