@@ -49,6 +49,8 @@ _MOST_SEEN = 1 << 16
 _MOST_HOLE_BYTES = 64 << 30
 # What a death loses of work that is done.
 _BYTES_A_RECORD = 4 << 30
+# Rows of tensors, of some 500 bytes each in memory, that wait to be recorded.
+_LISTED_A_RECORD = 8192
 _DONE = b"digested:"
 
 
@@ -80,17 +82,26 @@ class _Failed:
 
 @dataclass(slots=True)
 class _Made:
-    """What was made and is not recorded yet; `health` is None for a content without a float tensor."""
+    """What was made and is not recorded yet; `health` is None for a content without a float tensor, and
+    `listed` counts the rows of tensors in it."""
 
     digests: dict[RecipeId, FileDigests] = field(default_factory=dict)
     health: dict[RecipeId, ContentHealth | None] = field(default_factory=dict)
+    listed: int = 0
     read_bytes: int = 0
+
+    def add_health(self, recipe: RecipeId, found: ContentHealth | None) -> None:
+        """Note what was found in a content."""
+        self.health[recipe] = found
+        self.listed += 0 if found is None else len(found.listed)
 
     @property
     def is_enough(self) -> bool:
         """Whether it is time to record it."""
         most = max(len(self.digests), len(self.health))
-        return most >= MOST_CONTENTS or self.read_bytes >= _BYTES_A_RECORD
+        if most >= MOST_CONTENTS or self.listed >= _LISTED_A_RECORD:
+            return True
+        return self.read_bytes >= _BYTES_A_RECORD
 
 
 class Digesting:
@@ -302,12 +313,12 @@ class Digesting:
                     return
             tensors = None
             if self._health is not None and self._health.lacks(recipe):
-                tensors = await self._health.begin(record, saved)
-            if tensors is None or not tensors.is_empty or not self._digests.has(recipe):
+                tensors = await self._health.begin(recipe)
+            if not self._digests.has(recipe) or (tensors is not None and not tensors.is_empty):
                 made.digests[recipe] = await self._files.digests(recipe, self._rest, tensors)
                 made.read_bytes += saved.entry.size
             if tensors is not None:
-                made.health[recipe] = tensors.finish()
+                made.add_health(recipe, tensors.finish())
         except NotFound:
             return
         except Corrupt as e:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from ckptfs.daemon.saved_files import Saved, walk
-from ckptfs.daemon.saved_layouts import saved_layout
+from ckptfs.daemon.saved_layouts import content_layout
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.health_log import HealthLog
 from ckptfs.store.health_records import ContentHealth, HealthSum, VersionHealth, encoded_records
@@ -44,16 +44,19 @@ class HealthMaking:
         """Whether a content is to be looked at, and was not."""
         return self._is_wanted() and not self._log.has(recipe)
 
-    async def begin(self, record: VersionRecord, saved: Saved) -> HealthRun:
-        """What looks at the bytes of a file of a version. Corrupt if its header cannot be read."""
-        layout = await saved_layout(self._segments, self._limiter, record.top, saved)
+    async def begin(self, recipe: RecipeId) -> HealthRun | None:
+        """What looks at the bytes of a content; None if a part of its tensors cannot be told from them, so
+        that it stays not known. Corrupt if its header cannot be read."""
+        layout = await content_layout(self._segments, self._limiter, recipe)
+        if layout is not None and layout.damage is not None:
+            return None
         return HealthRun(() if layout is None else layout.tensors)
 
     async def record(self, unit: UnitId, found: Mapping[RecipeId, ContentHealth | None]) -> None:
         """Record what was found (None: no float tensor); as HealthLog.record."""
         contents = {recipe: one for recipe, one in found.items() if one is not None}
         made = await trio.to_thread.run_sync(encoded_records, contents, limiter=self._limiter)
-        self._log.record(unit, made, found.keys() - contents.keys())
+        await self._log.record(unit, made, found.keys() - contents.keys())
 
     async def sum_up(self, record: VersionRecord) -> None:
         """Note what the contents of a version add up to. Durable when: the next commit was made."""

@@ -16,7 +16,7 @@ import trio
 
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved
-from ckptfs.daemon.saved_layouts import saved_layout
+from ckptfs.daemon.saved_layouts import content_layout, saved_layout
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.health_log import HealthLog
 from ckptfs.store.health_records import ContentHealth, TensorHealth
@@ -63,16 +63,17 @@ class HealthQueries:
         assert recipe is not None, "only regular files have a health"
         source: Literal["index", "chunks"] = "index"
         known = self._known(saved)
-        if known is None and self._log.has(recipe):
+        if self._log.has_no_tensors(recipe):
             return None
-        layout = await saved_layout(self._segments, self._limiter, record.top, saved)
         if known is None:
-            run, source = HealthRun(() if layout is None else layout.tensors), "chunks"
+            found = await content_layout(self._segments, self._limiter, recipe)
+            run, source = HealthRun(() if found is None else found.tensors), "chunks"
             if run.is_empty:
                 return None
             await self._files.digests(recipe, _go_on, run)
             known = run.finish()
         assert known is not None, "a file with float tensors has a health"
+        layout = await saved_layout(self._segments, self._limiter, record.top, saved)
         named = {(one.offset, one.length): one.name for one in (layout.tensors if layout is not None else ())}
         return {
             "path": os.fsdecode(path),

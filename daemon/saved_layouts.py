@@ -11,7 +11,7 @@ import trio
 
 from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.saved_files import Saved, way_into
-from ckptfs.store.formats import Layout, Reader, parse
+from ckptfs.store.formats import Layout, Reader, parse, parse_content
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.segments import Segments
 from ckptfs.store.tree import Entry
@@ -38,3 +38,12 @@ async def saved_layout(
         return FarReader(segments, trio.from_thread.run_sync(segments.read_recipe, recipe))
 
     return await trio.to_thread.run_sync(parse, file, os.fsdecode(name), sibling, limiter=limiter)
+
+
+async def content_layout(
+    segments: Segments, limiter: trio.CapacityLimiter, recipe: RecipeId
+) -> Layout | None:
+    """The layout that the bytes of a content have, whatever its files are called and lie beside: for what is
+    kept with the content. None, Corrupt: as for `saved_layout`. Called in the index thread."""
+    file = FarReader(segments, segments.read_recipe(recipe))
+    return await trio.to_thread.run_sync(parse_content, file, limiter=limiter)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import trio
+
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.health_records import (
@@ -41,12 +43,19 @@ class HealthLog:
         self._is_flagged = False
 
     def has(self, recipe: RecipeId) -> bool:
-        """Whether a content was looked at."""
-        return self._index.get(Table.HEALTH, recipe) is not None
+        """Whether a content was looked at, and its row tells what it adds up to."""
+        try:
+            return self.sum_of(recipe) is not None
+        except Corrupt:
+            return False
+
+    def has_no_tensors(self, recipe: RecipeId) -> bool:
+        """Whether a content was looked at and has no float tensor. No damaged row says that."""
+        return self._index.get(Table.HEALTH, recipe) == NO_TENSORS
 
     def of(self, recipe: RecipeId) -> ContentHealth | None:
-        """What was found in a content; None if it has no float tensor, or was not looked at (see `has`).
-        Corrupt if the row is damaged."""
+        """What was found in a content; None if it has no float tensor (see `has_no_tensors`), or was not
+        looked at. Corrupt if the row is damaged."""
         encoded = self._index.get(Table.HEALTH, recipe)
         return None if encoded is None else decode_content_row(encoded)
 
@@ -55,7 +64,7 @@ class HealthLog:
         encoded = self._index.get(Table.HEALTH, recipe)
         return None if encoded is None else decode_content_sum(encoded)
 
-    def record(
+    async def record(
         self, unit: UnitId, made: Sequence[tuple[HealthRecord, bytes]], without: Iterable[RecipeId] = ()
     ) -> None:
         """Record what was found in contents that a version of `unit` has, as `encoded_records` makes it;
@@ -65,6 +74,8 @@ class HealthLog:
         Durable when: this returned; the rows of contents without a tensor at the next commit.
         """
         for record, encoded in made:
+            # Each is a sync: whoever waits for the index thread gets a turn before it.
+            await trio.lowlevel.checkpoint()
             contents = {one: found for one, found in record.contents.items() if self._is_stored(one)}
             if contents:
                 self._flag()

@@ -50,6 +50,21 @@ def parse_shard(reader: Reader, name: str, sibling: Callable[[str], Reader | Non
     return arrange(NAME, reader.size, _tensors(reader, archives), damage)
 
 
+def parse_row(reader: Reader) -> Layout | None:
+    """Return the layout of a row of torch archives, whatever the file is called and lies beside.
+
+    None if no archive ends the file, if one is all of it, or if they hold no tensor.
+    """
+    found = list(_archives_from_the_end(reader))
+    begins = found[-1].start if found else 0
+    if not begins and len(found) < 2:
+        return None
+    archives = [(str(index), archive) for index, archive in enumerate(reversed(found))]
+    damage = f"the first {begins} bytes are no whole archive" if begins else None
+    layout = arrange(NAME, reader.size, _tensors(reader, archives), damage)
+    return layout if layout.tensors else None
+
+
 def length_damage(size: int, expected: int) -> str | None:
     """Return what is wrong with a shard of `size` bytes when `.metadata` names `expected`."""
     if size < expected:

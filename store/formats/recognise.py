@@ -57,24 +57,41 @@ def parse(reader: Reader, name: str, sibling: Callable[[str], Reader | None] | N
         return _blank(reader, base)
     if dcp_metadata.is_commit_name(base):
         return dcp.parse_metadata(reader) if dcp_metadata.recognise(first) else None
-    layout = _parse_by_bytes(reader, base, first, sibling)
+
+    def archives() -> Layout | None:
+        return (
+            dcp.parse_shard(reader, base, sibling) if base.endswith(dcp.SUFFIX) else torch_zip.parse(reader)
+        )
+
+    layout = _parse_by_bytes(reader, first, archives)
     if layout is None and base.endswith(".safetensors"):
         return Layout(safetensors.NAME, (), "does not begin with a safetensors header")
     return layout
 
 
-def _parse_by_bytes(
-    reader: Reader, base: str, first: bytes, sibling: Callable[[str], Reader | None] | None
-) -> Layout | None:
+def parse_content(reader: Reader) -> Layout | None:
+    """Return where the tensors of a file lie by its bytes alone; None when their format is unknown.
+
+    For what is kept with a content: the answer is the same whatever the file is called and lies beside.
+    Input, time, memory and errors are as for `parse`.
+    """
+    first = reader.pread(0, PROBE_BYTES)
+
+    def archives() -> Layout | None:
+        return dcp.parse_row(reader) or torch_zip.parse(reader)
+
+    return _parse_by_bytes(reader, first, archives)
+
+
+def _parse_by_bytes(reader: Reader, first: bytes, archives: Callable[[], Layout | None]) -> Layout | None:
+    """`archives` parses what has no header of its own."""
     if safetensors.recognise(first):
         return safetensors.parse(reader)
     if gguf.recognise(first):
         return gguf.parse(reader)
     if torch_legacy.recognise(first):
         return torch_legacy.parse(reader)
-    if base.endswith(dcp.SUFFIX):
-        return dcp.parse_shard(reader, base, sibling)
-    return torch_zip.parse(reader)
+    return archives()
 
 
 def _format_by_name(base: str) -> str | None:

@@ -34,7 +34,7 @@ from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.frames import decode_frames
 from ckptfs.store.health_log import HealthLog
-from ckptfs.store.health_records import HealthSum, VersionHealth, decode_health_record
+from ckptfs.store.health_records import HealthSum, VersionHealth, decode_health_record, encoded_records
 from ckptfs.store.history import RecordKind, VersionRecord
 from ckptfs.store.history_log import history_path
 from ckptfs.store.history_proof import prove
@@ -208,17 +208,76 @@ def test_a_hole_is_zeros(world: World) -> None:
     assert world.of(record).total.zero == 3 << 20
 
 
+def saved_dcp(folder: Path, state: dict[str, torch.Tensor]) -> dict[bytes, bytes]:
+    dcp.save({"model": state}, checkpoint_id=folder)
+    return {path.name.encode(): path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_dcp_tensors_are_found_by_what_stands_beside_them(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_seen", ["in its save", "beside another save's metadata", "by another name"])
+def test_dcp_tensors_are_found_wherever_a_shard_was_seen_first(
+    world: World, tmp_path: Path, first_seen: str
+) -> None:
     weight = torch.ones(500, 300)
     weight[7, 7] = torch.inf
-    dcp.save({"model": {"w": weight, "half": torch.ones(77, dtype=torch.bfloat16)}}, checkpoint_id=tmp_path)
-    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    tree = {b"step": {name.encode(): content for name, content in files.items()}}
-    record = trio.run(lambda: world.store.publish(b"run", tree))
+    half = torch.ones(77, dtype=torch.bfloat16)
+    files = saved_dcp(tmp_path / "new", {"w": weight, "half": half})
+    (shard,) = [name for name in files if name.endswith(b".distcp")]
+    if first_seen == "beside another save's metadata":
+        older = saved_dcp(tmp_path / "old", {"w": torch.ones(100, 100)})
+        trio.run(lambda: world.store.publish(b"run", {b"step": files | {b".metadata": older[b".metadata"]}}))
+    elif first_seen == "by another name":
+        trio.run(lambda: world.store.publish(b"run", {b"shard.pt": files[shard]}))
+    world.look()
+    record = trio.run(lambda: world.store.publish(b"run", {b"step": files}))
     world.look()
     total = world.of(record).total
     assert (total.tensors, total.bad, total.infinite, total.elements) == (2, 1, 1, 150_077)
+    assert world.of(record).unknown == 0
+
+
+def test_a_file_of_which_a_part_cannot_be_told_is_not_known(world: World) -> None:
+    """Nobody says of the half of a file that all of it is finite; and it is read once for its digests."""
+    record = world.publish(cut_safetensors=bad()[:-1], whole_safetensors=FINE)
+    cut = world.recipe(record, "cut.safetensors")
+    world.look()
+    assert not world.log.has(cut) and world.digests.has(cut)
+    assert (world.of(record).total.tensors, world.of(record).unknown) == (1, 1)
+    world.read.clear()
+    later = world.publish(cut_safetensors=bad()[:-1], whole_safetensors=FINE, more=b"more")
+    world.look()
+    assert world.read == [world.recipe(later, "more")] and world.of(later).unknown == 1
+
+
+def test_what_waits_to_be_recorded_is_bounded_and_recorded_in_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digesting_module, "_LISTED_A_RECORD", 4)
+    tree = {f"{n}_safetensors": bad(n + 2.0) for n in range(6)}
+    record = world.publish(**tree)
+    world.look()
+    # Two tensors a file.
+    assert [len(contents) for contents in world.records(record)] == [2, 2, 2]
+
+    recipes = [world.recipe(record, f"{n}.safetensors") for n in range(6)]
+    found = {recipe: world.log.of(recipe) for recipe in recipes}
+    made = [one for recipe in recipes for one in encoded_records({recipe: found[recipe]})]  # type: ignore[dict-item]
+    before, seen = len(world.records(record)), set()
+
+    async def watch() -> None:
+        while True:
+            seen.add(len(world.records(record)) - before)
+            await trio.lowlevel.checkpoint()
+
+    async def both() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await world.log.record(record.unit, made)
+            nursery.cancel_scope.cancel()
+
+    trio.run(both)
+    # Trio runs the two in any order in each turn: of six turns at least three are told apart.
+    assert len(seen) >= 3 and len(world.records(record)) == before + 6
 
 
 def test_it_goes_with_its_content_and_its_version(world: World) -> None:
@@ -234,7 +293,7 @@ def test_it_goes_with_its_content_and_its_version(world: World) -> None:
     trio.run(sweeper.collect)
     assert not world.log.has(gone) and world.log.has(kept)
     assert not scrub(world.store).findings
-    world.log.record(first.unit, [], [gone])
+    trio.run(world.log.record, first.unit, [], [gone])
     assert not world.log.has(gone), "made while the content went: left out"
 
 
@@ -350,6 +409,29 @@ def test_what_was_not_looked_at_is_looked_at_when_asked_for(world: World) -> Non
     world.look()
     world.read.clear()
     assert asked() == ([row | {"source": "index"}], others) and world.read == []
+
+
+@pytest.mark.parametrize("what", ["all of it", "its list"])
+def test_a_row_that_is_damaged_says_nothing(world: World, what: str) -> None:
+    record = world.publish(a_safetensors=bad())
+    world.look()
+    recipe = world.recipe(record, "a.safetensors")
+    row = world.store.index.get(Table.HEALTH, recipe) or b""
+    change = Change()
+    change.put(Table.HEALTH, recipe, b"\0rot" if what == "all of it" else row.replace(b"F16", b"F99"))
+    world.store.index.apply(change)
+    assert world.log.has(recipe) == (what == "its list") and not world.log.has_no_tensors(recipe)
+    queries = HealthQueries(world.store.segments, world.files, world.log, trio.CapacityLimiter(1))
+    found = [
+        (one.path, one) for one in walk(world.store.segments, Saved(b"", record.top), refuse) if one.path
+    ]
+    (answer,), others = trio.run(queries.rows, record, found, lambda progress: None)
+    assert isinstance(answer, dict) and others == []
+    assert (answer["source"], answer["nan"]) == ("chunks", 1)
+    if what == "all of it":
+        world.publish(a_safetensors=bad(), b=b"b")
+        world.look()
+        assert world.log.has(recipe), "it was looked at again"
 
 
 def refuse(path: bytes, tree: TreeId, error: Corrupt) -> None:

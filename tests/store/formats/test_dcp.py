@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bytes_reader import BytesReader
 
-from ckptfs.store.formats import dcp_metadata, probe_format
+from ckptfs.store.formats import dcp_metadata, parse_content, probe_format
 
 from .conftest import ParseBytes
 
@@ -57,6 +57,20 @@ def test_without_metadata_the_extents_are_the_same(parse_bytes: ParseBytes, file
     assert [(t.offset, t.length, t.dtype, t.shape) for t in bare.tensors] == [
         (t.offset, t.length, t.dtype, t.shape) for t in named.tensors
     ]
+
+
+def test_by_its_content_alone_a_shard_is_the_same_under_any_name(
+    parse_bytes: ParseBytes, files: dict[str, bytes]
+) -> None:
+    shard = files["__0_0.distcp"]
+    named, bare = parse_bytes(shard, "__0_0.distcp", files), parse_content(BytesReader(shard))
+    assert named is not None and bare is not None and bare.damage is None
+    extents = [(t.offset, t.length, t.dtype) for t in named.tensors]
+    assert [(t.offset, t.length, t.dtype) for t in bare.tensors] == extents
+    for damaged in (shard[100:], b"x" * 100 + shard, shard[:-1], shard[:-1000], shard + b"x"):
+        layout = parse_content(BytesReader(damaged))
+        assert layout is not None and layout.damage is not None
+    assert parse_content(BytesReader(files[".metadata"])) is None
 
 
 def test_probes(files: dict[str, bytes]) -> None:
