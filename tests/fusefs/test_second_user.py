@@ -66,7 +66,10 @@ def mount() -> Iterator[Mount]:
     folder.chmod(0o755)
     config = {"settle_s": SETTLE_S, "units": ["/*", "/projects/*/*"]}
     try:
-        with Mount(folder / "mnt", folder / "store", logs=folder / "logs", config=config) as mount:
+        # It lives as long as all of the tests, on a busy machine as well.
+        with Mount(
+            folder / "mnt", folder / "store", logs=folder / "logs", config=config, limit_s=1800
+        ) as mount:
             mount.path.chmod(0o755)
             yield mount
     finally:

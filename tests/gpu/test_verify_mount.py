@@ -28,7 +28,11 @@ CHUNK = 256 << 10
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     """One mount for all tests that neither stop it nor damage its store."""
     folder = tmp_path_factory.mktemp("shared")
-    with memory_folder() as memory, Mount(folder / "mnt", memory / "store", logs=folder / "logs") as mount:
+    with (
+        memory_folder() as memory,
+        # It lives as long as all of the tests, those with mounts of their own as well, on a busy machine.
+        Mount(folder / "mnt", memory / "store", logs=folder / "logs", limit_s=1800) as mount,
+    ):
         yield mount
 
 
