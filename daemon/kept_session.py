@@ -1,7 +1,8 @@
 """Taking over the mount of a daemon that died: the two descriptors that a service manager kept for us.
 
 One rule: what was kept is used whole or not at all. If it is not that of this mount and store, or of another
-layout, or cannot be read, or the mount is gone, it is let go, and mounting begins anew.
+layout, or cannot be read, or the mount is gone, it is let go, and mounting begins anew. Whatever has a name
+of ours is ours, of whichever release: a session that nobody lets go is a mount that never answers nor dies.
 
 A session and its state have a name each, with a token in it that is made for the two of them: what is kept
 of two mounts, of one that is gone and the next, is never put together. Source: sd_listen_fds(3), FDSTORE= in
@@ -24,6 +25,7 @@ from ckptfs.store.errors import CkptfsError
 log = logging.getLogger(__name__)
 _FIRST_FD = 3
 _TOKEN_BYTES = 8
+_OURS = "ckptfs-"
 _NAME = re.compile(r"ckptfs-(session|state)(?:-([0-9a-f]{1,32}))?")
 
 
@@ -83,10 +85,16 @@ def kept_fds(environment: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
 def take_over(fds: Iterable[tuple[str, int]], path: str, store: str) -> Inherited:
     """Find the session of the mount of `store` at `path`, if it goes on; all else of ours is closed."""
     pairs: dict[str, list[tuple[str, str, int]]] = {}
+    unknown: list[tuple[str, int]] = []
     for name, fd in fds:
         if (match := _NAME.fullmatch(name)) is not None:
             pairs.setdefault(match[2] or "", []).append((match[1], name, fd))
-    session, stale = None, []
+        elif name.startswith(_OURS):
+            log.warning("%s was kept by another release of ckptfs; it is let go", name)
+            unknown.append((name, fd))
+    session, stale = None, [name for name, _ in unknown]
+    for _, fd in unknown:
+        os.close(fd)
     for kept in pairs.values():
         taken = None if session is not None else _taken(kept, path, store)
         if taken is None:

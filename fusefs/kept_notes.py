@@ -25,7 +25,7 @@ _GONE = -1
 
 
 class Kind(IntEnum):
-    """What a note is about; the numbers are part of the state's layout."""
+    """What a note is about; the numbers are part of the state's layout: a new kind is a new LAYOUT."""
 
     HANDLE = 1
     """File handle → how often it is open (u64)."""
@@ -50,7 +50,7 @@ class Kind(IntEnum):
     LETTING_GO = 11
     """0 → the backing id that is being closed (u64)."""
     SUSPECT = 12
-    """Segment in which a chunk was found bad → empty."""
+    """From layout 2 on. Segment in which a chunk was found bad → empty."""
 
 
 class Notes:

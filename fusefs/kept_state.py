@@ -33,9 +33,11 @@ from ckptfs.fusefs.kept_words import PAGE_BYTES, REGION_BYTES, Words
 from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO, SECOND_NODE, ino_of
 from ckptfs.store.errors import Corrupt, Unsupported
 
-LAYOUT = 1
+LAYOUT = 2
+_READABLE = (1, LAYOUT)  # 1 differs by having no notes of the later kinds
 _MAGIC = b"CKSS"
 _HEAD = struct.Struct("<4sHHI")
+_LAYOUT_AT = slice(4, 6)
 _FILE_BYTES = 1 << 62
 _MOST_COUNTED = 1 << 16
 _COUNT = struct.Struct("<4Q")
@@ -132,10 +134,13 @@ class KeptState:
         if len(head) != _HEAD.size or not head.startswith(_MAGIC):
             raise Corrupt("what was kept of the session is not a session's state")
         _, layout, _, _ = _HEAD.unpack(head)
-        if layout != LAYOUT:
+        if layout not in _READABLE:
             raise Unsupported(f"what was kept of the session has layout {layout}, this is {LAYOUT}")
         try:
-            return cls(fd)
+            state = cls(fd)
+            # From here on there may be notes that who knows the layout of before only cannot read.
+            state._head[_LAYOUT_AT] = LAYOUT.to_bytes(2, "little")
+            return state
         except (OSError, ValueError, struct.error) as e:
             raise Corrupt(f"what was kept of the session cannot be read: {e}") from None
 

@@ -2,7 +2,9 @@
 #
 # A release is a virtual environment of its own, /opt/ckptfs/releases/ID; /opt/ckptfs/bin is a link to the `bin`
 # of the one in use. So an upgrade is one rename, a daemon that runs keeps the files that it was started from, and a
-# second call finds that nothing is to be done. The release before stays, for going back: ln -sfn.
+# second call finds that nothing is to be done. The release before stays, for going back: `systemctl stop` of all
+# mounts, ln -sfn, `systemctl start`. (An older release may not know what systemd keeps of a mount that runs, and then
+# neither goes on with it nor lets it go.)
 # shellcheck shell=sh
 
 opt=/opt/ckptfs
@@ -72,6 +74,7 @@ ckptfs is installed in $opt. For a mount at /mnt/ckpt, with /etc/ckptfs/config.t
 For one elsewhere:
   cp /etc/ckptfs/config.toml /etc/ckptfs/mnt-scratch.toml && systemctl enable --now ckptfs@mnt-scratch
 Mounts that run go on with the release before until: systemctl restart ckptfs
+Before going back to an older release stop them: systemctl stop ckptfs
 TEXT
 }
 

@@ -94,6 +94,19 @@ def test_a_part_of_a_session_is_none(tmp_path: Path) -> None:
     os.close(out)
 
 
+@pytest.mark.parametrize("name", ["ckptfs-queue-5e", "ckptfs-session-5e-2", "ckptfs-state-", "ckptfs-"])
+def test_what_another_release_had_kept_is_let_go(name: str, tmp_path: Path) -> None:
+    """A session that is neither used nor closed would be a mount that is never dead, and never answers."""
+    out, into = os.pipe()
+    foreign_out, foreign = os.pipe()
+    found = take_over([(name, into), ("foreign", foreign)], str(tmp_path), "/store")
+    assert found.session is None and found.stale == (name,)
+    assert os.read(out, 1) == b""
+    os.fstat(foreign)  # what is not ours is left alone
+    for fd in (out, foreign_out, foreign):
+        os.close(fd)
+
+
 KEEPS_ITS_OWN = """
 import os, subprocess, sys
 from ckptfs.daemon.kept_session import kept_fds

@@ -15,7 +15,7 @@ from ckptfs.fusefs.browse_nodes import decode_node
 from ckptfs.fusefs.kept_check import check_kept
 from ckptfs.fusefs.kept_notes import Kind, Notes
 from ckptfs.fusefs.kept_open import decode_open
-from ckptfs.fusefs.kept_state import Count, KeptState, Negotiated
+from ckptfs.fusefs.kept_state import LAYOUT, Count, KeptState, Negotiated
 from ckptfs.fusefs.kept_words import Words
 from ckptfs.fusefs.node_ids import FIRST_VIRTUAL_INO, SECOND_NODE
 from ckptfs.store.errors import Corrupt, Unsupported
@@ -185,13 +185,29 @@ def test_another_layout_is_refused(state: KeptState) -> None:
         KeptState.adopt(state.fd)
     state.negotiated = negotiated
     assert KeptState.adopt(state.fd).negotiated == negotiated
-    os.pwrite(state.fd, struct.pack("<H", 2), 4)
-    with pytest.raises(Unsupported, match="layout 2"):
-        KeptState.adopt(state.fd)
-    os.pwrite(state.fd, struct.pack("<H", 1), 4)
+    for foreign in (0, LAYOUT + 1):
+        os.pwrite(state.fd, struct.pack("<H", foreign), 4)
+        with pytest.raises(Unsupported, match=f"layout {foreign}"):
+            KeptState.adopt(state.fd)
+    os.pwrite(state.fd, struct.pack("<H", LAYOUT), 4)
     os.pwrite(state.fd, b"\xc1", 12)
     with pytest.raises(Corrupt):
         _ = KeptState.adopt(state.fd).negotiated
+
+
+def test_the_layout_before_is_gone_on_with_and_then_is_ours(state: KeptState) -> None:
+    """Whoever knows only that one must not go on with notes of kinds that came later."""
+    state.negotiated = Negotiated("/mnt", "/store", 41, b"request", b"answer", True, True)
+    state.notes.put(Kind.HANDLE, 5, bytes(8))
+    os.pwrite(state.fd, struct.pack("<H", 1), 4)
+    adopted = KeptState.adopt(state.fd)
+    check_kept(adopted)
+    assert adopted.negotiated == state.negotiated and adopted.notes.get(Kind.HANDLE, 5) == bytes(8)
+    assert struct.unpack("<H", os.pread(state.fd, 2, 4)) == (LAYOUT,)
+
+
+def test_a_new_kind_of_note_is_a_new_layout() -> None:
+    assert (LAYOUT, [kind.value for kind in Kind]) == (2, [*range(1, 13)])
 
 
 def test_what_nobody_has_any_more_is_closed() -> None:
