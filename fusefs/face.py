@@ -56,7 +56,7 @@ from ckptfs.store.ingest import Ingest
 from ckptfs.store.inode import ROOT_INO, Inode, encode_inode
 from ckptfs.store.reading_ahead import ReadingAhead
 from ckptfs.store.recipe import Recipe
-from ckptfs.store.segments import Segments
+from ckptfs.store.segments import Marked, Segments
 from ckptfs.store.staging import Staging
 from ckptfs.store.version_names import check_tag
 from ckptfs.store.whole_segment import WholeSegments
@@ -320,21 +320,27 @@ class Face:
         )
 
     def _keep_suspects(self) -> None:
-        """Which segments are not trusted, too: who opens one of them anew is refused, by every daemon."""
-        suspect, notes = self._store.segments.suspect, self.state.notes
-        for number, _ in notes.items(Kind.SUSPECT):
-            suspect.add(number)
+        """Which segments are not trusted, too: who opens one of them anew is refused, by every daemon; and
+        which of them a copy is still to be made of."""
+        self._store.segments.is_lent = self.stored_reads.reads
+        self._keep_marks(Kind.SUSPECT, self._store.segments.suspect)
+        self._keep_marks(Kind.DAMAGED, self._store.segments.damaged)
 
-        def keep(number: int, is_one: bool) -> None:
-            if not is_one:
-                notes.delete(Kind.SUSPECT, number)
+    def _keep_marks(self, kind: Kind, marked: Marked) -> None:
+        notes = self.state.notes
+        for number, _ in notes.items(kind):
+            marked.add(number)
+
+        def keep(number: int, is_marked: bool) -> None:
+            if not is_marked:
+                notes.delete(kind, number)
                 return
             try:
-                notes.put(Kind.SUSPECT, number, b"")
+                notes.put(kind, number, b"")
             except NoSpace as e:
                 log.warning("a segment is not trusted, and the next daemon will not know: %s", e)
 
-        suspect.on_change = keep
+        marked.on_change = keep
 
     def _live_recipe(self, ino: int) -> Recipe | None:
         content = self.namespace.inode(ino).content

@@ -49,4 +49,5 @@ _CHECKS: dict[Kind, Callable[[bytes], object]] = {
     Kind.FAILED: _of_length(8),
     Kind.LETTING_GO: _of_length(8),
     Kind.SUSPECT: _of_length(0),
+    Kind.DAMAGED: _of_length(0),
 }

@@ -51,6 +51,8 @@ class Kind(IntEnum):
     """0 → the backing id that is being closed (u64)."""
     SUSPECT = 12
     """From layout 2 on. Segment in which a chunk was found bad → empty."""
+    DAMAGED = 13
+    """From layout 2 on. Segment of which the quarantine has yet to make a copy → empty."""
 
 
 class Notes:

@@ -124,6 +124,10 @@ class StoredReads:
         """Whether the segment that the kernel reads for a node was found damaged since."""
         return node in self._segments and self._whole.is_damaged(self._segments[node])
 
+    def reads(self, segment: int) -> bool:
+        """Whether the kernel reads a segment for any node."""
+        return segment in self._segments.values()
+
     async def leave(self, open_file: OpenFile, shown: Attributes) -> None:
         """Leave the inode's first node to those who have it open; from now on there is a second."""
         recipe, ino = open_file.content.base, open_file.ino
@@ -214,4 +218,6 @@ class StoredReads:
 
     def _detach(self, node: int) -> None:
         self._passthrough.detach_stored(node)
-        self._segments.pop(node, None)
+        segment = self._segments.pop(node, None)
+        if segment is not None:
+            self._whole.given_back(segment)

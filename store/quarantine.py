@@ -53,8 +53,7 @@ class Quarantine:
         A segment that there is no room for, or that cannot be copied, is told in the log and left.
         Durable when: this returned (the copies).
         """
-        met, self._segments.damaged = self._segments.damaged, set()
-        for segment in sorted(met):
+        for segment in sorted(self._segments.damaged):
             self._distrust(segment)
             try:
                 copied = await trio.to_thread.run_sync(
@@ -62,7 +61,10 @@ class Quarantine:
                 )
             except OSError as e:
                 log.error("segment %016x could not be copied to quarantine: %s", segment, e)
+                self._segments.damaged.discard(segment)
                 continue
+            # Only now: whoever goes on after a kill still has to make the copy.
+            self._segments.damaged.discard(segment)
             if copied is None:
                 log.error("segment %016x is damaged; the disk is too full for a copy of it", segment)
             elif copied:

@@ -229,6 +229,7 @@ class Reclaim:
 
     def _forget_segment(self, segment: int) -> None:
         self.due.discard(segment)
+        self._segments.drop_marks(segment)
         change = Change()
         change.delete(Table.SEGMENT, segment_key(segment))
         self._index.apply(change)

@@ -44,21 +44,21 @@ _REQUEST_BYTES = 1 << 20
 _DECODED_BYTES = 64 << 20
 
 
-class Suspects(set[int]):
-    """Segments that are not trusted, by number. `on_change(number, whether it is one)` may keep account."""
+class Marked(set[int]):
+    """Segments with a mark, by number. `on_change(number, whether it has the mark)` may keep account."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.on_change: Callable[[int, bool], None] = lambda number, suspect: None
+        self.on_change: Callable[[int, bool], None] = lambda number, marked: None
 
     def add(self, number: int) -> None:
-        """Trust it no longer."""
+        """Mark it."""
         if number not in self:
             super().add(number)
             self.on_change(number, True)
 
     def discard(self, number: object) -> None:
-        """Trust it again."""
+        """Take the mark away."""
         if isinstance(number, int) and number in self:
             super().discard(number)
             self.on_change(number, False)
@@ -69,7 +69,8 @@ class Segments:
 
     `corruptions` holds the last mismatches as (chunk, place), of `corruption_count` in all; `pins` the
     chunks that no record names yet; `suspect` the segments in which a chunk was bad, so that every hit in
-    them is checked; `damaged` those of them that the quarantine has not seen yet.
+    them is checked; `damaged` those of them of which the quarantine has made no copy yet;
+    `is_lent` says whether somebody reads a segment without asking us, even if it is gone meanwhile.
     """
 
     def __init__(self, disk: Disk, index: Index) -> None:
@@ -83,8 +84,9 @@ class Segments:
         self._buffer = memoryview(bytearray(_REQUEST_BYTES))
         self.verified = Verified()
         self.pins = Pins()
-        self.suspect = Suspects()
-        self.damaged: set[int] = set()
+        self.suspect = Marked()
+        self.damaged = Marked()
+        self.is_lent: Callable[[int], bool] = lambda number: False
         self.corruptions: deque[tuple[ChunkId, Place]] = deque(maxlen=_CORRUPTIONS)
         self.corruption_count = 0
         rows = index.scan(Table.SEGMENT)
@@ -292,6 +294,18 @@ class Segments:
         """Drop all that is remembered of a segment: it lost chunks or is gone."""
         self._files.evict(segment)
         self.verified.remove_segment(segment)
+
+    def drop_marks(self, segment: int) -> None:
+        """A segment goes, and with it that it is not trusted; unless somebody still reads it: then again when
+        it is given back."""
+        if not self.is_lent(segment):
+            self.suspect.discard(segment)
+            self.damaged.discard(segment)
+
+    def given_back(self, segment: int) -> None:
+        """Nobody may read a segment any more who had been lent it."""
+        if segment in self.suspect and self.facts(segment) is None:
+            self.drop_marks(segment)
 
     def close(self) -> None:
         """Close all descriptors."""

@@ -151,6 +151,10 @@ class WholeSegments:
         """Whether something in a segment was found wrong, after it was handed out perhaps."""
         return segment in self._segments.suspect
 
+    def given_back(self, segment: int) -> None:
+        """One of those who had a segment open needs it no longer."""
+        self._segments.given_back(segment)
+
     async def run(self) -> None:
         """Look for what is wanted, for ever; cancelled at shutdown."""
         while True:

@@ -207,7 +207,7 @@ def test_the_layout_before_is_gone_on_with_and_then_is_ours(state: KeptState) ->
 
 
 def test_a_new_kind_of_note_is_a_new_layout() -> None:
-    assert (LAYOUT, [kind.value for kind in Kind]) == (2, [*range(1, 13)])
+    assert (LAYOUT, [kind.value for kind in Kind]) == (2, [*range(1, 14)])
 
 
 def test_what_nobody_has_any_more_is_closed() -> None:

@@ -198,13 +198,16 @@ def test_the_next_daemon_knows_what_was_found_damaged(tmp_path: Path) -> None:
     """Who has it open goes on by the kernel; whoever opens it anew must be refused."""
 
     def look(small: SmallFace) -> None:
-        suspect, state = small.parts.segments.suspect, small.face.state
-        for number in (5, 6):
-            suspect.add(number)
-        suspect.discard(6)
-        suspect.clear()  # as in another process
+        segments, state = small.parts.segments, small.face.state
+        for number in (5, 6, 7):
+            segments.suspect.add(number)
+            segments.damaged.add(number)
+        segments.suspect.discard(6)
+        segments.damaged.discard(7)  # a copy of it was made
+        for marked in (segments.suspect, segments.damaged):
+            marked.clear()  # as in another process
         small.parts.index.commit()
         small.again(KeptState(state.fd))
-        assert suspect == {5}
+        assert segments.suspect == {5, 7} and segments.damaged == {5, 6}
 
     with_saved_file(tmp_path / "store", look)

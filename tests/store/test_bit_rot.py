@@ -534,7 +534,17 @@ def test_a_copy_of_the_segment_goes_to_quarantine_once(original: Original) -> No
         with opened(root) as store:
             quarantine = Quarantine(store.disk, store.index, store.segments, lambda: 0)
             contents(store)
+            number = int(path.stem, 16)
+
+            async def killed_meanwhile() -> None:
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await quarantine.execute()
+
+            trio.run(killed_meanwhile)
+            assert number in store.segments.damaged, "the copy is still to be made"
             trio.run(quarantine.execute)
+            assert number not in store.segments.damaged
             kept = sorted(p.name for p in (root / "quarantine").iterdir())
             assert kept == [path.with_suffix(".idx").name, path.name]
             assert hashlib.sha256((root / "quarantine" / path.name).read_bytes()).hexdigest() == digest

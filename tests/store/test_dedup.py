@@ -145,7 +145,10 @@ def test_a_segment_without_chunks_is_removed(store: SmallStore) -> None:
     store.index.commit()
     recipe = store.segments.read_recipe(stored.recipe)
     number = segment_of(store, stored)
+    for marked in (store.segments.suspect, store.segments.damaged):
+        marked.add(number)
     assert remove(store, [*recipe.chunks(), stored.recipe]) >= MIB
+    assert not store.segments.suspect and not store.segments.damaged, "what is gone has no marks"
     assert store.segment_files() == []
     assert store.segments.payload_bytes() == 0
     assert store.index.get(Table.SEGMENT, segment_key(number)) is None
@@ -176,6 +179,25 @@ def test_a_removal_that_was_cut_short_is_finished_after_a_restart(store: SmallSt
     assert not store.ingest.reclaim.due
     if not all_of_it:
         assert store.segments.read_file(store.segments.read_recipe(stored.recipe), 500_000, 500_000)
+
+
+def test_the_mark_of_a_segment_that_somebody_still_reads_stays_until_it_is_given_back(
+    store: SmallStore,
+) -> None:
+    """Whoever opens the file anew meanwhile must not be given the same descriptor."""
+    stored = store.store_bytes(random_bytes(MIB))
+    store.index.commit()
+    number, recipe = segment_of(store, stored), store.segments.read_recipe(stored.recipe)
+    store.segments.suspect.add(number)
+    readers = {number}
+    store.segments.is_lent = readers.__contains__
+    store.segments.given_back(number)
+    assert number in store.segments.suspect, "it is still there"
+    remove(store, [*recipe.chunks(), stored.recipe])
+    assert store.segment_files() == [] and number in store.segments.suspect
+    readers.clear()
+    store.segments.given_back(number)
+    assert number not in store.segments.suspect
 
 
 def test_a_segment_that_lost_its_idx_half_removed_goes(store: SmallStore) -> None:
