@@ -26,7 +26,7 @@ from ckptfs.store.remote.names import pack_key, piece_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack, pack_rows
 from ckptfs.store.remote.ranges import RangeReader, Whole
-from ckptfs.store.remote.shard import PackFacts, decode_shard, encode_shard, keys_of
+from ckptfs.store.remote.shard import PackFacts, Rows, decode_shard, encode_shard, keys_of
 from ckptfs.store.tree import decode_tree
 
 _SLICE = 256
@@ -49,10 +49,20 @@ class OtherRemote:
         try:
             known = await self._opened()
             rows = known.rows_of(keys_of(sorted(wanted)))
-            return await RangeReader(self._remote, known.packs, known.others_of).read(rows)
+            return await self._whole(RangeReader(self._remote, known.packs, known.others_of), rows)
         except (CkptfsError, OSError) as e:
             self.failure = str(e)
             return []
+
+    async def _whole(self, reader: RangeReader, rows: Rows) -> list[Whole]:
+        """What of these rows is right; what is not is found by halving."""
+        try:
+            return await reader.read(rows)
+        except (Corrupt, NotFound):
+            middle = len(rows) // 2
+            if not middle:
+                return []
+            return await self._whole(reader, rows[:middle]) + await self._whole(reader, rows[middle:])
 
     async def history(self, unit: UnitId) -> bytes:
         """The history of a unit as it has it; empty if it has none."""

@@ -14,6 +14,7 @@ from faultbucket import MemoryBucket, Stored
 from saved_store import SavedStore, Tree, contents
 
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
+from ckptfs.store.ids import ChunkId
 from ckptfs.store.remote.box import RemoteKey
 from ckptfs.store.remote.catalogue import read_unit
 from ckptfs.store.remote.collecting import Collector
@@ -21,6 +22,7 @@ from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.heads import newest_heads
 from ckptfs.store.remote.names import FORMAT_KEY, head_key
 from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.pack import pack_chunks
 from ckptfs.store.remote.pull import Puller
 from ckptfs.store.remote.push import Pusher
 from ckptfs.store.remote.relaying import OtherRemote
@@ -168,3 +170,29 @@ def test_another_remote_that_is_away_is_said(places: Places) -> None:
             raise AssertionError("nobody is held back") from e
 
     trio.run(main)
+
+
+def test_one_rotten_chunk_elsewhere_does_not_keep_the_others_from_healing(places: Places) -> None:
+    async def main() -> None:
+        await places.fill()
+        other = Remote(places.first)
+        chunks = list(await chunks_on(places))
+        rotten = max(
+            (key for key in places.first.keys("packs")),
+            key=lambda key: len(places.first.objects[key].payload),
+        )
+        places.first.flip(rotten, -80)
+        reader = OtherRemote(other)
+        found = {chunk for chunk, _ in await reader.read(chunks)}
+        assert len(chunks) > 3 and len(found) == len(chunks) - 1 and not reader.failure
+
+    trio.run(main)
+
+
+async def chunks_on(places: Places) -> set[ChunkId]:
+    """All chunks of the first remote's packs."""
+    return {
+        chunk
+        for key in places.first.keys("packs")
+        for chunk, _ in pack_chunks(places.first.objects[key].payload)
+    }
