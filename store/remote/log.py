@@ -187,9 +187,18 @@ class RemoteLog:
             entry = decode_entry(copy, number)
         except (Corrupt, NotFound):
             return None
-        await self._remote.replace_unnamed(key, copy)
-        self.problems.append(f"{self._remote.url}/{key}: {wrong}; healed from its copy")
+        healed = await self._healed(self._remote.replace_unnamed(key, copy))
+        told = f"{self._remote.url}/{key}: {wrong}; {healed}"
+        self.problems += [told] if told not in self.problems else []
         return entry
+
+    async def _healed(self, healing: Awaitable[object]) -> str:
+        """What came of it: who may only read goes by the copy all the same."""
+        try:
+            await healing
+        except (CkptfsError, OSError) as e:
+            return f"read from its copy, and not healed: {e}"
+        return "healed from its copy"
 
     async def _is_there(self, number: int) -> bool:
         key = log_key(number)
@@ -209,8 +218,8 @@ class RemoteLog:
                 wrong.append(str(e))
                 continue
             for damaged in wrong:
-                self.problems.append(f"{damaged}; healed from its copy")
-                await self._remote.put(key, name, kept.encode())
+                healed = await self._healed(self._remote.put(key, name, kept.encode()))
+                self.problems.append(f"{damaged}; {healed}")
             return kept, ""
         return None, wrong[0]
 

@@ -20,7 +20,7 @@ from remoteruns import Run, fetch, small_packs
 from saved_store import SavedStore, Tree, contents
 
 from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
-from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
+from ckptfs.store.errors import CkptfsError, Corrupt, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote import collecting, log
@@ -424,6 +424,24 @@ def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
         with pytest.raises(CkptfsError, match="last collection"):
             await place.push()
         place.store.close()
+
+    trio.run(main)
+
+
+def test_who_may_only_read_goes_by_the_copies_of_a_log() -> None:
+    class Readable(MemoryBucket):
+        async def overwrite(self, key: str, payload: Payload) -> None:
+            raise Unavailable("403: no right to write")
+
+    async def main() -> None:
+        bucket = Readable()
+        number = await RemoteLog(Remote(bucket)).add(Join(UnitId(bytes(16)), b"run", "n"))
+        bucket.store(log_key(number), b"rotten")
+        reader = RemoteLog(Remote(bucket))
+        await reader.refresh()
+        assert reader.joined.keys() == {UnitId(bytes(16))}
+        (told,) = reader.problems
+        assert "not healed: 403" in told
 
     trio.run(main)
 
