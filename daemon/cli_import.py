@@ -197,9 +197,9 @@ def _follow(
             looked_s = time.monotonic() - began
             pause_s = max(every_s, _LOOK_AGAIN * looked_s)
             if ready is not None:
-                left = _left(ready.left)
+                asked = _leaving(request, _left(ready.left), ready.looked_ns)
                 with _opened(mount, store, key) as answerer:
-                    answer = cast("Mapping[str, object]", answerer.ask(_identified(_leaving(request, left))))
+                    answer = cast("Mapping[str, object]", answerer.ask(_identified(asked)))
                 following.taken(began)
                 _tell(answer, as_json=as_json)
         except (Unavailable, NotFound, NoSpace, Conflict, OSError) as e:
@@ -232,10 +232,10 @@ def _left(paths: Sequence[tuple[bytes, ...]]) -> tuple[str, ...]:
     return said
 
 
-def _leaving(request: Import, left: tuple[str, ...]) -> Import:
+def _leaving(request: Import, left: tuple[str, ...], looked_ns: int) -> Import:
     from msgspec.structs import replace
 
-    return replace(request, left=left)
+    return replace(request, left=left, looked_ns=looked_ns)
 
 
 def _tell(answer: Mapping[str, object], *, as_json: bool) -> None:

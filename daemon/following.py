@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from ckptfs.daemon.import_plan import Found
+from ckptfs.daemon.import_plan import Found, newest_change_ns
 from ckptfs.daemon.outside import Outside
 from ckptfs.fusefs.openfile import Growth
 from ckptfs.fusefs.quiet import Quiet
@@ -30,9 +30,11 @@ _Stamp = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Something is to be taken; `left` are the paths that are not: directories with their files, or files."""
+    """Something is to be taken; `left` are the paths that are not: directories with their files, or files.
+    What changed after `looked_ns`, by the times of its file system, was not judged."""
 
     left: tuple[Path, ...]
+    looked_ns: int
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class Following:
         for path in self._folders.keys() - seen:
             self._forget(path)
         self._looked = now
-        return self._ready(now)
+        return self._ready(now, newest_change_ns(top))
 
     def taken(self, now: float) -> None:
         """What the last `look` gave is in a version, or was nothing new."""
@@ -156,7 +158,7 @@ class Following:
         for what in {path, *folder.changed, *((*path, name) for name in folder.files)}:
             self._files.pop(what, None)
 
-    def _ready(self, now: float) -> Ready | None:
+    def _ready(self, now: float, looked_ns: int) -> Ready | None:
         numbers = [self._folders[path].number for path in self._news]
         due = self._quiet.due(numbers, now, self._writers)
         if not due.publish:
@@ -167,7 +169,7 @@ class Following:
         left = list(self._news - quiet - settled_only)
         for path in settled_only:
             left += self._unsettled(path, now)
-        return Ready(tuple(sorted(left)))
+        return Ready(tuple(sorted(left)), looked_ns)
 
     def _unsettled(self, path: Path, now: float) -> Iterator[Path]:
         """The files of a busy directory that are not to be taken yet."""

@@ -38,7 +38,7 @@ class ImportService:
         await trio.to_thread.run_sync(check_source, request, self._parts.disk.root)
         name = os.fsencode(request.path).strip(b"/")
         left = frozenset(tuple(_parts(path)) for path in request.left)
-        wanted = Wanted(request.source, name, request.move, left, request.follows)
+        wanted = Wanted(request.source, name, request.move, left, request.follows, request.looked_ns)
         if request.dry_run:
             planned = await self._importer.plan(wanted)
             would: list[Json] = [

@@ -27,6 +27,7 @@ from ckptfs.daemon.import_plan import (
     Path,
     ReadTree,
     Step,
+    changed_since,
     deeper_saves,
     files_to_take,
     is_empty,
@@ -40,7 +41,7 @@ from ckptfs.daemon.outside import Outside
 from ckptfs.daemon.removing import Remover
 from ckptfs.fusefs.facts import Facts, VersionFacts
 from ckptfs.fusefs.mutations import VERSIONS_NAME
-from ckptfs.store.errors import Conflict, InvalidRequest
+from ckptfs.store.errors import Conflict, InvalidRequest, Unavailable
 from ckptfs.store.histories import Unit
 from ckptfs.store.history import IMPORTED, VersionRecord
 from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
@@ -56,13 +57,15 @@ MOVING = b"moving:"
 class Wanted:
     """`source` becomes the unit `name`. `left` are paths below it that somebody is at work on; () is the
     directory itself, see import_plan.Found. `follows`: somebody goes on importing it, so its
-    checkpoints may lie deeper, and that something has gone is news."""
+    checkpoints may lie deeper, and that something has gone is news; what changed after `looked_ns` (0: no
+    matter) is left."""
 
     source: str
     name: bytes
     move: bool = False
     left: frozenset[Path] = frozenset()
     follows: bool = False
+    looked_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -143,7 +146,10 @@ class Importer:
                 raise InvalidRequest(
                     f"the checkpoints are not in {wanted.source} itself, but in {one}; import that"
                 )
-            top = with_left(top, wanted.left, keeps=keeps)
+            later = frozenset(changed_since(top, wanted.looked_ns, base))
+            if any(found.is_dir and (found.name,) in later - wanted.left for found in top.children):
+                raise Unavailable(f"something appeared in {wanted.source} after it was looked at")
+            top = with_left(top, wanted.left | later, keeps=keeps)
             steps = plan_import(top, base, self._read_tree_there, wanted.follows)
             return _News(top, newest, base, steps)
 

@@ -215,8 +215,9 @@ class Import(Request, frozen=True, kw_only=True):
     checkpoint in it. `device` and `inode` say which directory the caller means by that, unless they are 0.
     `move`: remove what is in a version. `left`: paths below it that are left as they were in the last
     version, "." its own files. `follows`: the caller goes on importing it, so its checkpoints may lie deeper,
-    and that something has gone is news. `live`: make the newest the live directory, unless there is one.
-    `dry_run`: only say what would be done."""
+    and that something has gone is news; what changed after `looked_ns` (by the times of its file system; 0:
+    no matter) it has not judged, so that is left. `live`: make the newest the live directory, unless there
+    is one. `dry_run`: only say what would be done."""
 
     source: str
     move: bool = False
@@ -224,6 +225,7 @@ class Import(Request, frozen=True, kw_only=True):
     dry_run: bool = False
     left: tuple[str, ...] = ()
     follows: bool = False
+    looked_ns: int = 0
     device: int = 0
     inode: int = 0
 

@@ -576,7 +576,7 @@ class Follower:
     def _take(self, ready: Ready) -> list[int | None]:
         left = tuple(os.fsdecode(b"/".join(path)) or "." for path in ready.left)
         try:
-            done = self._store.imported(self._run, left=left, follows=True)
+            done = self._store.imported(self._run, left=left, follows=True, looked_ns=ready.looked_ns)
         except Unavailable:
             self._following.refused(self._now)
             return []
@@ -662,6 +662,36 @@ def test_follow_goes_on_after_a_directory_that_never_rests(
     assert 200 in steps and steps.count(200) <= 3
     shown = store.shown(store.versions()[-1])
     assert "checkpoint-200/adapter.bin" in shown
+
+
+@pytest.mark.parametrize("kind", ["new", "renamed", "file"])
+def test_follow_takes_nothing_that_it_has_not_looked_at(
+    follower: Follower, store: Store, run: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What appears between its look and the daemon's: the beginning of a save, complete to look at."""
+    other = run.parent / "other"
+    make_checkpoint(other, 300, 1000)
+    make_checkpoint(run / "checkpoint-200", 200, 8000)
+    original, happens = store.imported, iter(range(1))
+
+    def imported(*arguments: Any, **more: Any) -> dict[str, Any]:
+        if next(happens, None) is not None:
+            if kind == "new":
+                make_checkpoint(run / "checkpoint-300", 300, 1000)
+            elif kind == "renamed":
+                other.rename(run / "checkpoint-300")
+            else:
+                shutil.copy(other / "model.safetensors", run / "checkpoint-200/more.safetensors")
+            done = original(*arguments, **more)
+            assert all("checkpoint-300" not in path for path in store.shown(store.versions()[-1]))
+            assert "checkpoint-200/more.safetensors" not in store.shown(store.versions()[-1])
+            return done
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(store, "imported", imported)
+    made = follower.look(12)
+    assert next(happens, None) is None and 200 in made and (kind == "file" or 300 in made)
+    assert store.shown(store.versions()[-1]) == contents(run)
 
 
 @pytest.mark.parametrize("kind", [NoSpace, Conflict])
