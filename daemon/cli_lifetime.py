@@ -27,6 +27,9 @@ def mount(
     as_json: AsJson = False,
 ) -> None:
     """Mount a store; stays in the foreground until it is unmounted or gets SIGTERM."""
+    from ckptfs.daemon.held_signals import hold_early
+
+    hold_early(os.environ, os.getpid())  # before the imports, which take most of a second
     from ckptfs.daemon.config import load_config
     from ckptfs.store.errors import InvalidRequest
 

@@ -1,7 +1,8 @@
 """Before the daemon ends: what is still in staging is made durable where it lies.
 
 One rule: durable first, ingested later. A stop costs one sync of the file system, however many files
-wait, and after it every one of them is marked as synced, so that a later power cut takes nothing.
+wait, and after it every one of them is marked as synced, so that a later power cut takes nothing. (A
+hand-over is no stop: the next daemon goes on with what is in staging.)
 """
 
 from __future__ import annotations

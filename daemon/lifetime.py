@@ -13,14 +13,13 @@ from typing import Protocol
 
 import trio
 
+from ckptfs.daemon.held_signals import HAND_OVER, SIGNALS, receiver
 from ckptfs.daemon.mountpoints import detach
 from ckptfs.store.errors import CkptfsError, Conflict
 
 log = logging.getLogger(__name__)
 BUSY_S = 5.0
 RETRY_S = 0.25
-HAND_OVER = signal.SIGUSR1
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 _PAUSE_S = 1.0
 
 
@@ -92,7 +91,7 @@ class Stop:
         """Stop the session at the first signal, gently; at the second, at once."""
         # What was ignored when we were started (nohup) stays ignored.
         wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        with trio.open_signal_receiver(*wanted) as signals:
+        with receiver(wanted) as signals:
             async with trio.open_nursery() as nursery:
                 async for number in signals:
                     if number == signal.SIGHUP and self._reload is not None:

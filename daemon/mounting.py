@@ -5,7 +5,7 @@ lives in one trio nursery in the main thread, which is also the index's thread.
 
 Order of the end (a stop is bounded, and durable before it is complete): no new requests (unmount, lazily
 if it is busy); the session drains; staging is synced where it lies; the index is committed and
-closed; the lock is released.
+closed; the lock is released. At a hand-over, which is no stop, nothing is synced: jobs wait for its end.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ckptfs.daemon.digesting import Digesting
 from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.health_making import HealthMaking
+from ckptfs.daemon.held_signals import SIGNALS, hold
 from ckptfs.daemon.kept_session import KeptSession, Names
 from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
@@ -141,6 +142,7 @@ class Mount:
 
     async def serve(self, as_json: bool) -> None:
         """Mount, serve, and leave everything durable."""
+        hold(SIGNALS)
         session = self._session = self._mounted()
         # Of a terminal that goes away SIGHUP says just that.
         stop = Stop(session, self._path, None if os.isatty(0) else self._reloader.reload)
@@ -167,7 +169,7 @@ class Mount:
                     nursery.start_soon(keep_running, "copying", self._copying.run)
                 nursery.start_soon(self._metrics.run)
                 nursery.start_soon(self._digests_task.run)
-                nursery.start_soon(stop.watch_signals)
+                nursery.start_soon(self._watch_signals, session, stop)
                 nursery.start_soon(self._say_ready, session, as_json)
                 nursery.start_soon(keep_running, "telling the service manager", self._tell_manager)
                 await session.run()
@@ -176,11 +178,21 @@ class Mount:
             leaves_mounted = stop.hands_over
         finally:
             self._leave(session, mounted=leaves_mounted and session.is_kept)
+        if stop.hands_over:
+            # Jobs wait until the next daemon answers, so nothing is synced that may be tens of gigabytes: as
+            # after a kill, what was answered is there, and it is synced when somebody asks for it.
+            log.info("handed over")
+            return
         with trio.CancelScope(shield=True):
             parts, changed = self._parts, list(self.face.drafts.changed_dirs)
             synced = await sync_staging(parts.disk, parts.index, self.face.namespace, parts.staging, changed)
         commit_or_warn(self._parts.index)
         log.info("stopped; %d files wait for ingest, durable in staging", synced)
+
+    async def _watch_signals(self, session: Session, stop: Stop) -> None:
+        """A session that does not serve yet cannot be told to stop; until then signals are held."""
+        await session.serving.wait()
+        await stop.watch_signals()
 
     def _face_settings(self) -> FaceSettings:
         config = self._config
