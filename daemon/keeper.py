@@ -2,8 +2,9 @@
 
     python -m ckptfs.daemon.keeper ckptfs mount /mnt/ckpt --store /var/lib/ckptfs
 
-One rule: it speaks systemd's protocol and nothing else (FDSTORE= and FDSTOREREMOVE= on $NOTIFY_SOCKET,
-$LISTEN_FDS at the next start), so a daemon does not know which of the two keeps its descriptors.
+One rule: it speaks systemd's protocol and nothing else ($FDSTORE; FDSTORE= and FDSTOREREMOVE= on
+$NOTIFY_SOCKET; $LISTEN_FDS at the next start), so a daemon does not know which of the two keeps what it
+has open.
 
 It ends with the daemon's exit code when that ends with 0, is told to stop, or refuses to start five times.
 Source: sd_notify(3), sd_listen_fds(3).
@@ -11,6 +12,7 @@ Source: sd_notify(3), sd_listen_fds(3).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -25,6 +27,7 @@ from typing import Final
 
 _FIRST_FD = 3
 _MOST_FDS = 16
+_F_DUPFD_QUERY = 1027
 _CREDENTIALS = struct.Struct("iII")
 _INT_BYTES = array("i").itemsize
 _MESSAGE_BYTES = 1 << 14
@@ -107,7 +110,7 @@ class Keeper:
 
     def _become_daemon(self, mask: Iterable[int]) -> None:
         try:
-            environment = {**os.environ, "NOTIFY_SOCKET": self._address}
+            environment = {**os.environ, "NOTIFY_SOCKET": self._address, "FDSTORE": str(_MOST_FDS)}
             if self._kept:
                 copies = [os.dup(fd) for _, fd in self._kept]  # none of them below the numbers to be given
                 for at, fd in enumerate(copies):
@@ -147,8 +150,7 @@ class Keeper:
         name = fields.get("FDNAME", "stored")
         if fields.get("FDSTORE") == "1":
             for fd in fds:
-                os.set_inheritable(fd, False)
-                self._kept.append((name, fd))
+                self._keep(name, fd)
             return
         for fd in fds:
             os.close(fd)
@@ -158,6 +160,15 @@ class Keeper:
                     os.close(fd)
             self._kept = [one for one in self._kept if one[0] != name]
 
+    def _keep(self, name: str, fd: int) -> None:
+        """As systemd does: the same one is kept once under a name, and none that there is no room for."""
+        is_kept = any(one == name and _is_same(fd, kept) for one, kept in self._kept)
+        if is_kept or len(self._kept) >= _MOST_FDS:
+            os.close(fd)
+            return
+        os.set_inheritable(fd, False)
+        self._kept.append((name, fd))
+
     def _forward(self, number: int, frame: FrameType | None) -> None:
         if number in _STOPS:
             self._stops = True
@@ -165,6 +176,15 @@ class Keeper:
             self._hands_over = True
         if self._pid:
             signal.pidfd_send_signal(self._process, signal.Signals(number))
+
+
+def _is_same(one: int, other: int) -> bool:
+    """Whether two numbers are one open file. A kernel before 6.10 does not say: then they are taken for two,
+    because /dev/fuse is one file that has another session each time that it is opened."""
+    try:
+        return fcntl.fcntl(one, _F_DUPFD_QUERY, other) == 1
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

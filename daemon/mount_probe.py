@@ -13,7 +13,15 @@ import sys
 import trio
 
 _END_S = 5.0
-_HIDDEN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_HIDDEN = (
+    "NOTIFY_SOCKET",
+    "FDSTORE",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+)
 
 
 class MountProbe:

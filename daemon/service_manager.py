@@ -70,8 +70,18 @@ class ServiceManager:
 
     def keep(self, fds: Mapping[str, int]) -> str:
         """Have descriptors kept over our death, and passed to the next daemon under these names: all, or
-        none. Returns why they are not, "" if they are. (systemd tells how many it keeps from 254 on.)"""
-        if self._room.isdecimal() and int(self._room) < len(fds):
+        none. Returns why they are not, "" if they are.
+
+        Who does not keep them does not say so, so it must have said before that it has room for them:
+        $FDSTORE. systemd does from 254 on; for an older one our installation says it in the unit."""
+        if not self._address:
+            return "there is none"
+        if not self._room.isdecimal():
+            return (
+                "the unit has no FileDescriptorStoreMax=4; or systemd is older than 254, which does not say: "
+                "then the unit needs Environment=FDSTORE=4 as well"
+            )
+        if int(self._room) < len(fds):
             return f"FileDescriptorStoreMax={self._room} of the unit is too small: set it to 4"
         refusal = ""
         for name, fd in fds.items():

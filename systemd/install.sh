@@ -36,10 +36,24 @@ make_release() {
     : >"$release/stamp"
 }
 
-# The systemd that is installed can wait until a reload has ended, from 253 on.
-knows_reload() {
+# Whether the systemd that is installed is of a version, or newer. It can wait until a reload has ended from 253 on,
+# and tells a service from 254 on how many descriptors it keeps for it ($FDSTORE).
+systemd_is() {
     version=$(systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
-    [ "${version:-0}" -ge 253 ]
+    [ "${version:-0}" -ge "$1" ]
+}
+
+# What the unit of $1 needs besides, with the systemd that is installed: in $units/$1.service.d.
+install_drop_ins() {
+    rm -f "$units/$1.service.d/fdstore.conf"
+    install -d "$units/$1.service.d"
+    if systemd_is 253; then
+        printf '[Service]\nType=notify-reload\nExecReload=\n' >"$units/$1.service.d/reload.conf"
+    fi
+    if ! systemd_is 254; then
+        # It keeps them all the same: FileDescriptorStoreMax= of the unit.
+        printf '[Service]\nEnvironment=FDSTORE=4\n' >"$units/$1.service.d/fdstore.conf"
+    fi
 }
 
 tell_systemd() {
@@ -55,10 +69,7 @@ install_service() {
     install -d "$units" /etc/ckptfs "$local/bin" /etc/tmpfiles.d
     install -m 0644 "$root/systemd/ckptfs.service" "$root/systemd/ckptfs@.service" "$units"
     for name in ckptfs ckptfs@; do
-        if knows_reload; then
-            install -d "$units/$name.service.d"
-            printf '[Service]\nType=notify-reload\nExecReload=\n' >"$units/$name.service.d/reload.conf"
-        fi
+        install_drop_ins "$name"
     done
     install -m 0644 "$root/systemd/ckptfs.tmpfiles.conf" /etc/tmpfiles.d/ckptfs.conf
     ! command -v systemd-tmpfiles >/dev/null || systemd-tmpfiles --create /etc/tmpfiles.d/ckptfs.conf

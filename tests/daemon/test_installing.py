@@ -72,6 +72,27 @@ def test_shell_scripts_are_in_order() -> None:
         subprocess.run(["sh", "-n", str(script)], check=True, timeout=30)
 
 
+@pytest.mark.parametrize(
+    ("version", "drop_ins"),
+    [("252", {"fdstore.conf"}), ("253", {"fdstore.conf", "reload.conf"}), ("257", {"reload.conf"})],
+)
+def test_what_a_systemd_does_not_say_the_unit_does(tmp_path: Path, version: str, drop_ins: set[str]) -> None:
+    """Before 254 it does not tell a service that it keeps its descriptors; behind that only it can say so."""
+    script = (
+        f'. "{UNITS}/install.sh"; units={tmp_path}; '
+        f'systemctl() {{ echo "systemd {version} ({version}.1)"; }}; install_drop_ins ckptfs'
+    )
+    folder = tmp_path / "ckptfs.service.d"
+    folder.mkdir()
+    (folder / "fdstore.conf").write_text("of the systemd before")
+    subprocess.run(["sh", "-euc", script], check=True, timeout=30)
+    assert {path.name for path in folder.iterdir()} == drop_ins
+    room = next(line for line in directives("ckptfs.service") if "FileDescriptorStoreMax" in line)
+    if "fdstore.conf" in drop_ins:
+        said = (folder / "fdstore.conf").read_text()
+        assert said == f"[Service]\nEnvironment=FDSTORE={room.partition('=')[2]}\n"
+
+
 def test_every_command_and_option_is_in_the_manual() -> None:
     text = manual(COMMANDS).replace("\\-", "-")
     for page in COMMANDS:

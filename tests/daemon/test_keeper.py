@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -121,6 +122,39 @@ if "own" not in fds:
     os.kill(os.getpid(), 9)
 print(*sorted(fds))
 """
+
+
+KEEPS_TWICE = """
+import os, sys, time
+from ckptfs.daemon.kept_session import kept_fds
+from ckptfs.daemon.service_manager import ServiceManager
+fds, manager = kept_fds(os.environ, os.getpid()), ServiceManager(os.environ)
+if not fds:
+    one = os.open("/dev/null", os.O_RDONLY)
+    for name, fd in (("a", one), ("a", os.dup(one)), ("b", one), ("a", os.open("/dev/null", os.O_RDONLY))):
+        assert manager.keep({name: fd}) == ""
+    for _ in range(40):
+        fd = os.open("/dev/null", os.O_RDONLY)
+        while manager.keep({"more": fd}):
+            time.sleep(0.001)  # its queue is full
+    os.kill(os.getpid(), 9)
+print(*[name for name, _ in fds if name != "more"], len(fds) == int(os.environ["FDSTORE"]))
+"""
+
+
+def test_a_descriptor_is_kept_once_under_a_name_and_as_many_as_there_is_room_for() -> None:
+    command = keeper(sys.executable, "-c", KEEPS_TWICE)
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True, check=False)
+    twice = "a a b a" if not tells_what_is_one() else "a b a"
+    assert (done.returncode, done.stdout) == (0, f"{twice} True\n"), done.stderr
+
+
+def tells_what_is_one() -> bool:
+    """From Linux 6.10 on the kernel does."""
+    try:
+        return fcntl.fcntl(0, 1027, 0) == 1
+    except OSError:
+        return False
 
 
 def test_nobody_else_has_anything_kept(tmp_path: Path) -> None:

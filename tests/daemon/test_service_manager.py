@@ -61,6 +61,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 def served(manager: Manager, mount_factory: Callable[..., Mount], monkeypatch: pytest.MonkeyPatch) -> Mount:
     """A mount that was started as systemd would start it."""
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
+    monkeypatch.setenv("FDSTORE", "4")
     monkeypatch.setenv("WATCHDOG_USEC", str(WATCHDOG_S * 1_000_000))
     return mount_factory()
 
@@ -75,6 +76,18 @@ def test_ready_alive_stopping(served: Mount, manager: Manager) -> None:
     served.stop()
     assert manager.count("STOPPING") == 1 and manager.count("READY") == 1
     assert "STOPPING" in manager.told[-1], "nothing is said after it"
+
+
+@pytest.mark.skipif(not may_pass_through(), reason="needs root, and a kernel that can ask again")
+def test_a_hand_over_syncs_nothing(served: Mount, manager: Manager) -> None:
+    """Jobs wait for its end, and the disk may take minutes for what they have written."""
+    poll(lambda: manager.count("READY") == 1, 30)
+    (served.path / "waits").write_bytes(b"in staging")
+    os.kill(served.pid, signal.SIGUSR1)
+    assert poll(lambda: not served.is_alive(), 30)
+    said = served.log_tail()
+    served.clean_up()  # the next daemon is none
+    assert "handed over" in said and "durable in staging" not in said
 
 
 def test_a_daemon_that_hangs_is_not_called_alive(served: Mount, manager: Manager) -> None:
@@ -111,7 +124,9 @@ def test_a_mount_that_nobody_keeps_says_so(
     ("environment", "why"),
     [
         ({}, "there is none"),
-        ({"NOTIFY_SOCKET": "@nobody"}, "could not be told"),
+        ({"NOTIFY_SOCKET": "@nobody", "FDSTORE": "4"}, "could not be told"),
+        ({"NOTIFY_SOCKET": "@nobody"}, "no FileDescriptorStoreMax"),
+        ({"NOTIFY_SOCKET": "@nobody", "FDSTORE": "0"}, "FileDescriptorStoreMax=0"),
         ({"NOTIFY_SOCKET": "@nobody", "FDSTORE": "1"}, "FileDescriptorStoreMax=1"),
     ],
 )
