@@ -368,7 +368,7 @@ def test_a_copy_is_checked_by_sha256sum(
     poll(lambda: recorded(mount) == 3, 30)
     poll(lambda: pending(mount) == 0, 10)
     shutil.copytree(run / ".versions/latest", tmp_path / "copy")
-    sums = mount.cli("digest", f"{run}@1").stdout
+    sums = mount.cli("digest", f"{run}@latest").stdout
     done = subprocess.run(
         ["sha256sum", "-c", "-"],
         input=sums,
@@ -383,7 +383,7 @@ def test_a_copy_is_checked_by_sha256sum(
     mount.cli("rebuild", "--store", str(mount.store))
     mount.start()
     mount.cli("log", str(run), "--verify")
-    facts = mount.facts("digest", f"{run / 'model.bin'}@1")
+    facts = mount.facts("digest", f"{run / 'model.bin'}@latest")
     (one,) = facts["files"]  # type: ignore[misc]
     assert one["path"] == "model.bin" and one["size"] == 3 * MIB
     assert one["sha256"] == hashlib.sha256((run / "model.bin").read_bytes()).hexdigest()
