@@ -65,6 +65,7 @@ from ckptfs.store.proof_check import check_proof
 from ckptfs.store.recipe import decode_recipe
 from ckptfs.store.remote.box import RemoteKey, remote_key_of
 from ckptfs.store.remote.head import decode_head
+from ckptfs.store.remote.kept import Kept, decode_kept
 from ckptfs.store.remote.names import decode_remote_format, parse_head_key, parse_shard_key
 from ckptfs.store.remote.pack import pack_chunks
 from ckptfs.store.remote.shard import decode_shard
@@ -253,6 +254,11 @@ def decoders() -> dict[str, Decoder]:
         "scrub run": Decoder(decode_scrub_run, (encode_run(run),)),
         "pack": Decoder(_all(pack_chunks), _hex("remote", "pack"), (Corrupt, Unsupported)),
         "shard": Decoder(decode_shard, _hex("remote", "shard"), (Corrupt, Unsupported), sealed=True),
+        "remote kept": Decoder(
+            decode_kept,
+            (Kept(3, frozenset({UnitId(bytes(range(16)))}), frozenset({bytes(32)})).encode(),),
+            sealed=True,
+        ),
         "remote head": Decoder(decode_head, _hex("remote", "head"), sealed=True),
         "remote format": Decoder(decode_remote_format, _hex("remote", "format"), (Corrupt, Unsupported)),
         "remote box": Decoder(lambda e: RemoteKey(bytes(32)).disclose("packs/ab", e), _hex("remote", "box")),
