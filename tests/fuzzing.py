@@ -66,6 +66,7 @@ from ckptfs.store.recipe import decode_recipe
 from ckptfs.store.remote.box import RemoteKey, remote_key_of
 from ckptfs.store.remote.head import decode_head
 from ckptfs.store.remote.kept import Kept, decode_kept
+from ckptfs.store.remote.log_entry import Claim, Decision, decode_entry, encode_entry
 from ckptfs.store.remote.names import decode_remote_format, parse_head_key, parse_shard_key
 from ckptfs.store.remote.pack import pack_chunks
 from ckptfs.store.remote.shard import decode_shard
@@ -254,6 +255,10 @@ def decoders() -> dict[str, Decoder]:
         "scrub run": Decoder(decode_scrub_run, (encode_run(run),)),
         "pack": Decoder(_all(pack_chunks), _hex("remote", "pack"), (Corrupt, Unsupported)),
         "shard": Decoder(decode_shard, _hex("remote", "shard"), (Corrupt, Unsupported), sealed=True),
+        "remote log": Decoder(
+            lambda encoded: decode_entry(encoded, 3),
+            (encode_entry(3, Claim("node", bytes(16))), encode_entry(3, Decision(2, bytes(32)))),
+        ),
         "remote kept": Decoder(
             decode_kept,
             (Kept(3, frozenset({UnitId(bytes(range(16)))}), frozenset({bytes(32)})).encode(),),
