@@ -58,7 +58,7 @@ class Wanted:
     """`source` becomes the unit `name`. `left` are paths below it that somebody is at work on; () is the
     directory itself, see import_plan.Found. `follows`: somebody goes on importing it, so its
     checkpoints may lie deeper, and that something has gone is news; what changed after `looked_ns` (0: no
-    matter) is left."""
+    matter) is left. `device` and `inode` are those of the directory that is meant (inode 0: any)."""
 
     source: str
     name: bytes
@@ -66,6 +66,8 @@ class Wanted:
     left: frozenset[Path] = frozenset()
     follows: bool = False
     looked_ns: int = 0
+    device: int = 0
+    inode: int = 0
 
 
 @dataclass(slots=True)
@@ -105,12 +107,22 @@ class Importer:
 
     async def plan(self, wanted: Wanted) -> list[Planned]:
         """What `run` would do."""
-        outside = await trio.to_thread.run_sync(Outside, wanted.source)
+        outside = await trio.to_thread.run_sync(self._opened, wanted)
         try:
             news = await self._news(outside, wanted, outside.scan)
         finally:
             outside.close()
         return await trio.to_thread.run_sync(self._planned, news)
+
+    def _opened(self, wanted: Wanted) -> Outside:
+        """The directory, from which on its name does not matter any more. Blocks."""
+        outside = Outside(wanted.source, self._parts.disk.root)
+        try:
+            outside.require_identity(wanted.device, wanted.inode)
+        except InvalidRequest:
+            outside.close()
+            raise
+        return outside
 
     def _planned(self, news: _News) -> list[Planned]:
         return [
@@ -127,7 +139,7 @@ class Importer:
         made before stay, and nothing of others is listed. Durable when: this returned.
         """
         async with self._one_at_a_time:
-            outside = await trio.to_thread.run_sync(Outside, wanted.source)
+            outside = await trio.to_thread.run_sync(self._opened, wanted)
             try:
                 return await _Run(self, self._parts, self._facts, outside, wanted, tell).run()
             finally:

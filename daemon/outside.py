@@ -25,6 +25,7 @@ from ckptfs.store.errors import InvalidRequest, NotFound, Unavailable
 MOST_DEPTH = 100
 ASIDE_PREFIX = b".ckptfs-removing-"
 """Directories of ours, for what is about to be removed: FORMAT.md, "Importing"."""
+_OF_THE_STORE = "{} has to do with the store itself; that is not imported"
 _XATTRS = ("user.", "trusted.")
 _XATTR_NAMES = ("security.capability",)
 _NO_XATTRS = {errno.EOPNOTSUPP, errno.EPERM, errno.EACCES}
@@ -57,9 +58,10 @@ class Aside:
 class Outside:
     """One such directory, held open, so that renaming it or its parents changes nothing. Any one thread."""
 
-    def __init__(self, path: str) -> None:
-        """NotFound or InvalidRequest: there is no such directory."""
+    def __init__(self, path: str, store: str | None = None) -> None:
+        """NotFound or InvalidRequest: there is no such directory, or it lies in that store."""
         self.path = path
+        self._store = frozenset() if store is None else _identities_of(store)
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -76,6 +78,17 @@ class Outside:
         if self.status.st_dev in ours:
             self.close()
             raise InvalidRequest(f"{path} is on a ckptfs mount already; use `cp` or `mv` there")
+        if self._store and _lies_in(self._fd, self._store):
+            self.close()
+            raise InvalidRequest(_OF_THE_STORE.format(path))
+
+    def require_identity(self, device: int, inode: int) -> None:
+        """InvalidRequest unless this is the directory that the caller means; inode 0: any."""
+        if inode and (self.status.st_dev, self.status.st_ino) != (device, inode):
+            raise InvalidRequest(
+                f"the daemon sees another directory at {self.path} than you do (is this a container?); "
+                "run it where the daemon runs"
+            )
 
     def close(self) -> None:
         """Let it go."""
@@ -83,8 +96,8 @@ class Outside:
 
     def scan(self) -> Found:
         """All that is in it. What vanishes meanwhile is left out; InvalidRequest if another file system is
-        mounted in it, or it is too deep."""
-        return with_names(_scanned(self._fd, b"", self.status.st_dev, self.path, 0))
+        mounted in it, it holds the store, or it is too deep."""
+        return with_names(_scanned(self._fd, b"", _Bounds(self.status.st_dev, self._store), self.path, 0))
 
     @contextmanager
     def opened(self, path: tuple[bytes, ...], found: Found) -> Iterator[int]:
@@ -246,11 +259,52 @@ def found_of(name: bytes, status: os.stat_result, **more: object) -> Found:
     )
 
 
-def _scanned(fd: int, name: bytes, device: int, text: str, depth: int) -> Found:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Of what is scanned: the device that it lies on, and the directories that it does not go into."""
+
+    device: int
+    store: frozenset[tuple[int, int]]
+
+
+def _identities_of(store: str) -> frozenset[tuple[int, int]]:
+    """(device, inode) of the store's directory and of those in it. Names would not do: the same directory may
+    be mounted at several places, and a path may be exchanged between two looks at it."""
+    root = os.stat(store)
+    found = {(root.st_dev, root.st_ino)}
+    with os.scandir(store) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
+
+
+def _lies_in(fd: int, directories: frozenset[tuple[int, int]]) -> bool:
+    """Whether an open directory is one of these, or lies below one."""
+    fd, below = os.dup(fd), None
+    try:
+        while True:
+            status = os.fstat(fd)
+            here = status.st_dev, status.st_ino
+            if here in directories:
+                return True
+            if here == below:
+                return False
+            parent = os.open("..", _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd, below = parent, here
+    finally:
+        os.close(fd)
+
+
+def _scanned(fd: int, name: bytes, bounds: _Bounds, text: str, depth: int) -> Found:
     if depth > MOST_DEPTH:
         raise InvalidRequest(f"{text} is more than {MOST_DEPTH} directories deep; what is that?")
     status = os.fstat(fd)
-    if status.st_dev != device:
+    if (status.st_dev, status.st_ino) in bounds.store:
+        raise InvalidRequest(_OF_THE_STORE.format(text))
+    if status.st_dev != bounds.device:
         raise InvalidRequest(f"another file system is mounted at {text}; unmount it, or import it by itself")
     children = []
     for child in sorted(map(os.fsencode, os.listdir(fd))):
@@ -258,13 +312,13 @@ def _scanned(fd: int, name: bytes, device: int, text: str, depth: int) -> Found:
             raise InvalidRequest(
                 f"{text}/.versions has a name that is ckptfs's own; rename it, or import from it"
             )
-        found = _child(fd, child, device, text, depth)
+        found = _child(fd, child, bounds, text, depth)
         if found is not None:
             children.append(found)
     return found_of(name, status, xattrs=xattrs_of(fd), children=tuple(children))
 
 
-def _child(fd: int, name: bytes, device: int, text: str, depth: int) -> Found | None:
+def _child(fd: int, name: bytes, bounds: _Bounds, text: str, depth: int) -> Found | None:
     try:
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
@@ -275,6 +329,6 @@ def _child(fd: int, name: bytes, device: int, text: str, depth: int) -> Found | 
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return _scanned(below, name, device, os.path.join(text, os.fsdecode(name)), depth + 1)
+        return _scanned(below, name, bounds, os.path.join(text, os.fsdecode(name)), depth + 1)
     finally:
         os.close(below)

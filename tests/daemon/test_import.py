@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,35 @@ def contents(folder: Path) -> dict[str, tuple[object, ...]]:
         path: (*state[:-1], (folder / path).read_bytes()) if len(state) > 1 else state
         for path, state in state_of(folder).items()
     }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize("part", [".", "segments"])
+@pytest.mark.parametrize("place", ["itself", "below"])
+def test_the_store_by_another_name_is_refused(
+    store: Store, tmp_path: Path, run: Path, part: str, place: str
+) -> None:
+    """As in a container, where the same directory is mounted at several places."""
+    kept = store.imported(run)["versions"]
+    point = tmp_path / "elsewhere"
+    (point / "checkpoint-1").mkdir(parents=True)
+    at = point if place == "itself" else point / "checkpoint-1"
+    subprocess.run(["mount", "--bind", str(tmp_path / "store" / part), str(at)], check=True)
+    try:
+        with pytest.raises(InvalidRequest, match="the store itself"):
+            store.imported(point, "other", move=True)
+        (at / "new").mkdir()
+        with pytest.raises(InvalidRequest, match="the store itself"):
+            store.imported(at / "new", "other", move=True)
+    finally:
+        subprocess.run(["umount", "-l", str(at)], check=True)
+    assert store.shown(store.versions()[-1]) == contents(run) and len(kept) == 3
+
+
+def test_another_directory_than_is_meant_is_refused(store: Store, run: Path) -> None:
+    with pytest.raises(InvalidRequest, match="another directory"):
+        store.imported(run, device=run.stat().st_dev, inode=run.stat().st_ino + 1)
+    assert not store.versions()
 
 
 def test_each_checkpoint_becomes_a_version(store: Store, run: Path) -> None:
