@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from ckptfs.store.content_rows import rows_by_content
 from ckptfs.store.dagcbor import Node, encode_node
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import WholeHash
-from ckptfs.store.history import checked_map
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId, RecipeId
 
 _ROW = struct.Struct(f"<Q{DIGEST_BYTES}s{DIGEST_BYTES}sQ")
@@ -75,18 +75,7 @@ class DigestsRecord:
 
 def decode_digests_record(encoded: bytes) -> DigestsRecord:
     """The record in `encoded`; Corrupt unless it is one, canonical, its contents rising."""
-    node = checked_map(encoded, {"digests": (list,)}, "digests record")
-    rows = cast("list[Node]", node["digests"])
-    if not 0 < len(rows) <= MOST_CONTENTS:
-        raise Corrupt(f"a digests record lists {len(rows)} contents")
-    contents: dict[RecipeId, FileDigests] = {}
-    before = b""
-    for row in rows:
-        recipe, digests = _content_of(row)
-        if recipe <= before:
-            raise Corrupt("the contents of a digests record do not rise")
-        contents[recipe], before = digests, recipe
-    return DigestsRecord(contents)
+    return DigestsRecord(rows_by_content(encoded, "digests", MOST_CONTENTS, _content_of))
 
 
 def _content_of(row: Node) -> tuple[RecipeId, FileDigests]:

@@ -20,6 +20,16 @@ import numpy.typing as npt
 # What is looked at in one go stays in the processor's cache; a multiple of every element's size.
 _WINDOW_BYTES: Final = 1 << 18
 _E8M0: Final = "F8_E8M0"
+_IN_JSON: Final = {
+    "nan": "nan",
+    "inf": "infinite",
+    "saturated": "saturated",
+    "over_f16": "over_f16",
+    "over_bf16": "over_bf16",
+    "subnormal": "subnormal",
+    "zero": "zero",
+    "largest": "largest",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +154,12 @@ class Health:
 
     def facts(self) -> dict[str, int | float]:
         """The counts by the names that they have in JSON."""
-        return {
-            "nan": self.nan,
-            "inf": self.infinite,
-            "saturated": self.saturated,
-            "over_f16": self.over_f16,
-            "over_bf16": self.over_bf16,
-            "subnormal": self.subnormal,
-            "zero": self.zero,
-            "largest": self.largest,
-        }
+        return named_counts(self)
+
+
+def named_counts(of: object) -> dict[str, int | float]:
+    """The counts of one tensor, or of several together, by the names that they have in JSON."""
+    return {name: getattr(of, field) for name, field in _IN_JSON.items()}
 
 
 def _count(chosen: npt.NDArray[Any]) -> int:

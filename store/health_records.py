@@ -16,10 +16,10 @@ from typing import Final, cast
 
 import msgspec
 
+from ckptfs.store.content_rows import rows_by_content
 from ckptfs.store.dagcbor import Node, encode_node
 from ckptfs.store.errors import Corrupt
-from ckptfs.store.health import Health, element_bytes, has_health
-from ckptfs.store.history import checked_map
+from ckptfs.store.health import Health, element_bytes, has_health, named_counts
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId, RecipeId
 
 # A model with its optimizer in one file has some thousands.
@@ -84,14 +84,7 @@ class HealthSum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
             "tensors": self.tensors,
             "bad_tensors": self.bad,
             "elements": self.elements,
-            "nan": self.nan,
-            "inf": self.infinite,
-            "saturated": self.saturated,
-            "over_f16": self.over_f16,
-            "over_bf16": self.over_bf16,
-            "subnormal": self.subnormal,
-            "zero": self.zero,
-            "largest": self.largest,
+            **named_counts(self),
         }
 
 
@@ -241,18 +234,7 @@ def encoded_records(contents: Mapping[RecipeId, ContentHealth]) -> list[tuple[He
 
 def decode_health_record(encoded: bytes) -> HealthRecord:
     """The record in `encoded`; Corrupt unless it is one, canonical, its contents rising."""
-    node = checked_map(encoded, {"health": (list,)}, "health record")
-    rows = cast("list[Node]", node["health"])
-    if not 0 < len(rows) <= MOST_CONTENTS:
-        raise Corrupt(f"a health record lists {len(rows)} contents")
-    contents: dict[RecipeId, ContentHealth] = {}
-    before = b""
-    for row in rows:
-        recipe, content = _content_of(row)
-        if recipe <= before:
-            raise Corrupt("the contents of a health record do not rise")
-        contents[recipe], before = content, recipe
-    return HealthRecord(contents)
+    return HealthRecord(rows_by_content(encoded, "health", MOST_CONTENTS, _content_of))
 
 
 def _content_of(row: Node) -> tuple[RecipeId, ContentHealth]:

@@ -6,17 +6,21 @@ The one rule: what a file should hold comes from here, never from the store.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import trio
-from small_store import SmallStore
+from small_store import SmallStore, memory_or
 
 from ckptfs.store.encoding_plan import PlannedChunk, Save, earlier_saves, match_save, plan_file
 from ckptfs.store.formats import parse
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Table
 from ckptfs.store.ingest import Ingested
+from ckptfs.store.layout import Format, encode_format
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.reencode import Encoding, Reencoder
 from ckptfs.store.segment_files import read_idx
@@ -174,3 +178,19 @@ def flip(store: SmallStore, chunk: ChunkId, at: int = 40) -> None:
         byte = file.read(1)[0]
         file.seek(location.offset + at)
         file.write(bytes([byte ^ 1]))
+
+
+@contextmanager
+def encoded_series(tmp_path: Path, files: Sequence[dict[str, bytes]]) -> Iterator[Series]:
+    """A store of its own with these saves, all but the newest encoded, opened again."""
+    root = memory_or(tmp_path)
+    (root / "format").write_bytes(encode_format(Format()))
+    store = SmallStore(root)
+    try:
+        one = Series(store, files)
+        one.encode_all()
+        store.reopen()
+        yield one
+    finally:
+        store.close()
+        shutil.rmtree(root)

@@ -3,7 +3,6 @@ that can be read again once it is healed is given up meanwhile."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,19 +14,19 @@ from encoded_series import (
     Series,
     check_tables,
     encoded_chunks,
+    encoded_series,
     family,
     flip,
     located,
     reencoder,
     saves,
 )
-from small_store import SmallStore, memory_or
+from small_store import SmallStore
 
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Table
-from ckptfs.store.layout import Format, encode_format
 from ckptfs.store.rebuild import rebuild
 from ckptfs.store.recovery import recover
 from ckptfs.store.scrub import Scrubber
@@ -42,17 +41,8 @@ BOOT = "boot"
 
 @pytest.fixture
 def series(tmp_path: Path) -> Iterator[Series]:
-    root = memory_or(tmp_path)
-    (root / "format").write_bytes(encode_format(Format()))
-    store = SmallStore(root)
-    try:
-        one = Series(store, SERIES)
-        one.encode_all()
-        store.reopen()
+    with encoded_series(tmp_path, SERIES) as one:
         yield one
-    finally:
-        store.close()
-        shutil.rmtree(root)
 
 
 def scrub(store: SmallStore) -> ScrubRun:

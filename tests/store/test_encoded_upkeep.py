@@ -3,7 +3,6 @@ against, and damage is found, named and put right."""
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,14 @@ from encoded_series import (
     Series,
     check_tables,
     encoded_chunks,
+    encoded_series,
     family,
     flip,
     located,
     reencoder,
     saves,
 )
-from small_store import SmallStore, memory_or
+from small_store import SmallStore
 
 from ckptfs.store import reading_ahead
 from ckptfs.store.bad_chunks import PlaceHasher
@@ -32,7 +32,6 @@ from ckptfs.store.errors import Corrupt
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Table
-from ckptfs.store.layout import Format, encode_format
 from ckptfs.store.parent_table import Lineage
 from ckptfs.store.places import Suspect
 from ckptfs.store.reading_ahead import ReadingAhead
@@ -48,17 +47,8 @@ SERIES = saves(4)
 
 @pytest.fixture
 def series(tmp_path: Path) -> Iterator[Series]:
-    root = memory_or(tmp_path)
-    (root / "format").write_bytes(encode_format(Format()))
-    store = SmallStore(root)
-    try:
-        one = Series(store, SERIES)
-        one.encode_all()
-        store.reopen()
+    with encoded_series(tmp_path, SERIES) as one:
         yield one
-    finally:
-        store.close()
-        shutil.rmtree(root)
 
 
 def scrub(store: SmallStore) -> ScrubRun:
