@@ -101,7 +101,8 @@ def drill(
 
 def _of_here(place: str, version: str, store: str | None, options: Options) -> Drill:
     from ckptfs.daemon.cli_source import locate, opened, seen_from_mount
-    from ckptfs.daemon.drilling import drill_mounted, drill_stored, ignore
+    from ckptfs.daemon.drilling import drill_mounted, drill_stored
+    from ckptfs.daemon.messages import unreported
     from ckptfs.store.layout import holder_of, open_store
 
     if store is None:
@@ -114,7 +115,7 @@ def _of_here(place: str, version: str, store: str | None, options: Options) -> D
     if holder is not None and holder.mountpoint:
         return _of_here(os.path.join(holder.mountpoint, place.lstrip("/")), version, None, options)
     with progress_shown("drill") as on_progress:
-        return drill_stored(store, "", seen_from_mount(place), version, options, on_progress or ignore)
+        return drill_stored(store, "", seen_from_mount(place), version, options, on_progress or unreported)
 
 
 def _of_remote(
@@ -122,9 +123,9 @@ def _of_remote(
 ) -> Drill:
     from ckptfs.daemon.cli_source import locate, seen_from_mount
     from ckptfs.daemon.config import load_config
-    from ckptfs.daemon.drilling import drill_remote, ignore
+    from ckptfs.daemon.drilling import drill_remote
     from ckptfs.daemon.key_files import read_public_key
-    from ckptfs.daemon.messages import Pull
+    from ckptfs.daemon.messages import Pull, unreported
     from ckptfs.store.errors import NotFound
 
     try:
@@ -134,7 +135,7 @@ def _of_remote(
     request = Pull(path=f"{inner}@{version}", remote=remote, node=node, live=False)
     public = [read_public_key(file) for file in keys]
     with progress_shown("drill") as on_progress:
-        found = drill_remote(load_config(config).remote, request, public, options, on_progress or ignore)
+        found = drill_remote(load_config(config).remote, request, public, options, on_progress or unreported)
     if is_here:
         _note(found, place)
     return found

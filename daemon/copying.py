@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from ckptfs.daemon.config import RemoteConfig
-from ckptfs.daemon.messages import Json, Progress
+from ckptfs.daemon.messages import Json, Progress, unreported
 from ckptfs.daemon.metrics import RemoteFigures
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.queries import iso_time
@@ -45,10 +45,6 @@ SLOW_S = 10.0
 Report = Callable[[Progress], None]
 
 
-def _ignore(progress: Progress) -> None:
-    """Nobody wants to know."""
-
-
 class Check(Enum):
     """How far a push looks at what was copied before: not at all, at lists, or at every byte."""
 
@@ -67,7 +63,7 @@ class Target:
     copied: CopiedUnits
     lock: trio.Lock = field(default_factory=trio.Lock)
     pusher: Pusher | None = None
-    report: Report = _ignore
+    report: Report = unreported
     failure: str = ""
     last_seen: tuple[int, int] | None = None
     again_at: float = 0.0
@@ -238,7 +234,7 @@ class Copying:
         wanted: Callable[[VersionRecord], bool],
         *,
         check: Check = Check.NO,
-        report: Report = _ignore,
+        report: Report = unreported,
     ) -> list[tuple[Unit, PushReport]]:
         parts, done, again = self._parts, list[tuple[Unit, PushReport]](), check is not Check.NO
         async with target.lock:

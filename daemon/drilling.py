@@ -35,7 +35,6 @@ from ckptfs.daemon.drill_sources import (
     version_of,
     write_out,
 )
-from ckptfs.daemon.messages import Progress
 from ckptfs.daemon.offline import OfflineStore
 from ckptfs.daemon.open_store import opened_store
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
@@ -268,7 +267,3 @@ def _probe(drill: Drill, folder: str, command: str, limit_s: float) -> None:
 def _scratch(options: Options) -> Iterator[str]:
     with TemporaryDirectory(prefix="ckptfs-drill-", dir=options.scratch) as folder:
         yield folder
-
-
-def ignore(progress: Progress) -> None:
-    """Nobody wants to know."""

@@ -281,6 +281,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
 
 
+def unreported(progress: Progress) -> None:
+    """Takes the progress of a request of which nobody wants to see it."""
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was not carried out: an error class of store/errors.py and its sentence."""
 

@@ -21,7 +21,7 @@ from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.encode_orphan import end_orphan
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.keys import readable_keyring
-from ckptfs.daemon.messages import AnyRequest, Json, Progress
+from ckptfs.daemon.messages import AnyRequest, Json, Progress, unreported
 from ckptfs.daemon.open_store import boot_id
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries, units_of
@@ -103,7 +103,7 @@ class OfflineStore:
             raise Unavailable(
                 f"`{command}` needs a daemon; first `ckptfs mount MNT --store {self._disk.root}`"
             )
-        return trio.run(self._answer, request, on_progress or _ignore)
+        return trio.run(self._answer, request, on_progress or unreported)
 
     async def _answer(self, request: AnyRequest, report: Callable[[Progress], None]) -> Json:
         units = self._histories.shown_names().values
@@ -163,10 +163,6 @@ class OfflineStore:
             ingest_pending_bytes=sum(sizes),
             scrub=noted_scrubs(self._index),
         )
-
-
-def _ignore(progress: Progress) -> None:
-    """Nobody wants to know."""
 
 
 def rebuild_store(path: str, on_progress: Callable[[Progress], None] | None) -> dict[str, Json]:

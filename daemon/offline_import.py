@@ -12,7 +12,7 @@ import trio
 
 from ckptfs.daemon.import_service import ImportService
 from ckptfs.daemon.keys import load_keyring
-from ckptfs.daemon.messages import AnyRequest, Import, Progress
+from ckptfs.daemon.messages import AnyRequest, Import, Progress, unreported
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.store.errors import Unavailable
 
@@ -34,13 +34,9 @@ class OfflineImport:
         """As Source.ask. Durable when: this returned."""
         if not isinstance(request, Import):
             raise Unavailable("this store is open for an import only")
-        return trio.run(self._answer, request, on_progress or _ignore)
+        return trio.run(self._answer, request, on_progress or unreported)
 
     async def _answer(self, request: Import, report: Callable[[Progress], None]) -> object:
         answer = await ImportService(self._parts, None).answer(request, report)
         self._parts.index.commit()
         return answer
-
-
-def _ignore(progress: Progress) -> None:
-    """Nobody wants to know."""
