@@ -10,7 +10,7 @@ import trio
 
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.file_queries import FileQueries
-from ckptfs.daemon.messages import Json, Progress
+from ckptfs.daemon.messages import Json, unreported
 from ckptfs.daemon.proving import Prover
 from ckptfs.daemon.queries import Facts, Queries
 from ckptfs.daemon.verifying import worker_limiter
@@ -171,7 +171,7 @@ class FilledStore:
 
     def verify(self, text: str) -> dict[str, Json]:
         """`ckptfs verify`."""
-        return answered(trio.run(self.queries.verify, self.addresses.find(text), _ignore))
+        return answered(trio.run(self.queries.verify, self.addresses.find(text), unreported))
 
     def prove(
         self, text: str, keys: Sequence[str] = (), expect: str | None = None
@@ -242,7 +242,3 @@ def _entry(
 
 def _root(recipe: Recipe) -> bytes:
     return file_root(recipe.root_leaves())
-
-
-def _ignore(progress: Progress) -> None:
-    """Nobody wants to know."""

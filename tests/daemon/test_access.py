@@ -14,7 +14,7 @@ from ckptfs.daemon import messages
 from ckptfs.daemon.access import Rights
 from ckptfs.daemon.control import Report
 from ckptfs.daemon.drill_notes import DrillNotes
-from ckptfs.daemon.messages import AnyRequest, Json, Progress
+from ckptfs.daemon.messages import AnyRequest, Json, unreported
 from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.rights import Caller, Modes
 from ckptfs.daemon.service import Service
@@ -43,7 +43,7 @@ class World:
 
     def ask(self, caller: Caller, request: AnyRequest) -> Json:
         """The result of a request by `caller`."""
-        return trio.run(self.service.answer, request, Peer(1, caller), _ignore)
+        return trio.run(self.service.answer, request, Peer(1, caller), unreported)
 
     def refused(self, caller: Caller, request: AnyRequest) -> type[CkptfsError]:
         """The type of the refusal."""
@@ -365,7 +365,3 @@ def test_a_mount_that_is_one_users_alone(world: World) -> None:
     with pytest.raises(NotPermitted):
         rights.find(OTHER, "/open")
     rights.find(OWNER, "/open")
-
-
-def _ignore(progress: Progress) -> None:
-    """Nobody wants to know."""

@@ -23,9 +23,9 @@ from ckptfs.daemon.config import RemoteConfig
 from ckptfs.daemon.copying import Check, Copying
 from ckptfs.daemon.drill_loading import load_all, memory_for, run_probe
 from ckptfs.daemon.drill_report import Drill, LoadedFile, deviations, newest_of_each
-from ckptfs.daemon.drilling import Options, drill_remote, drill_stored, ignore
+from ckptfs.daemon.drilling import Options, drill_remote, drill_stored
 from ckptfs.daemon.import_service import ImportService
-from ckptfs.daemon.messages import Import, Pull
+from ckptfs.daemon.messages import Import, Pull, unreported
 from ckptfs.daemon.open_store import opened_store
 from ckptfs.daemon.remotes import open_remote
 from ckptfs.store.errors import NotFound
@@ -66,14 +66,14 @@ def stored(tmp_path: Path, run: Path, *more: Callable[[Any], Any]) -> str:
     store = str(tmp_path / "store")
     with opened_store(store, "", "", lambda: Keyring(KEY)) as parts:
         request = Import(path="/run", source=str(run))
-        trio.run(ImportService(parts, None).answer, request, ignore)
+        trio.run(ImportService(parts, None).answer, request, unreported)
         for action in more:
             action(parts)
     return store
 
 
 def drilled(store: str, version: str = "latest", path: str = "/run", options: Options = HERE) -> Drill:
-    return drill_stored(store, "none", path, version, options, ignore)
+    return drill_stored(store, "none", path, version, options, unreported)
 
 
 def test_a_good_version(tmp_path: Path, run: Path) -> None:
@@ -173,7 +173,9 @@ def pushed(remote: RemoteConfig) -> Callable[[Any], None]:
 
         async def run() -> None:
             units = parts.histories.units()
-            rows: Any = await copying.push(units, None, None, partial=False, check=Check.NO, report=ignore)
+            rows: Any = await copying.push(
+                units, None, None, partial=False, check=Check.NO, report=unreported
+            )
             assert rows[0]["problems"] == []
 
         trio.run(run)
@@ -182,7 +184,7 @@ def pushed(remote: RemoteConfig) -> Callable[[Any], None]:
 
 
 def far(remote: RemoteConfig, path: str = "/run@latest-complete", **more: Any) -> Drill:
-    return drill_remote([remote], Pull(path=path, remote="backup", live=False, **more), (), HERE, ignore)
+    return drill_remote([remote], Pull(path=path, remote="backup", live=False, **more), (), HERE, unreported)
 
 
 def test_a_remote_is_drilled_as_by_a_node_that_has_nothing(
