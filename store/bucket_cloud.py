@@ -9,6 +9,7 @@ caller leaves behind.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
@@ -44,6 +45,10 @@ _THREADS = 16
 _TIMEOUT = "120s"
 _CONNECT_TIMEOUT = "10s"
 _MOST_SAID = 160
+# How S3, Azure and Google write what is wrong, and how the library begins to: it names the address, not
+# what it was asked for.
+_ANSWER = re.compile(r"<Code>(?P<code>[^<]+)</Code>.*?<Message>(?P<message>[^<]+)</Message>", re.DOTALL)
+_REQUEST = re.compile(r"^.*?Error performing [A-Z]+ \S+ in [^-]* - ")
 _OF_AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 
 
@@ -181,6 +186,10 @@ def _translated(error: Exception, what: str) -> CkptfsError:
 
 
 def _said(error: Exception) -> str:
-    """The library's first line, without what its debugging adds."""
-    line = str(error).strip().split("\n", 1)[0]
+    """What the server said, or the library's first line, without what its debugging adds."""
+    text = str(error).strip().split("\n\nDebug source:", 1)[0]
+    if answer := _ANSWER.search(text):
+        line = " ".join(f"{answer['message']} ({answer['code']})".split())
+    else:
+        line = _REQUEST.sub("", text.split("\n", 1)[0], count=1)
     return line if len(line) <= _MOST_SAID else line[: _MOST_SAID - 1] + "…"

@@ -22,6 +22,8 @@ import kernelmounts
 from mounting import Config, Mount, memory_folder
 from seaweed import S3Server, s3_server
 
+import ckptfs.fusefs  # noqa: F401  # before any test imports pyfuse3, or there are no extended replies
+
 SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(2**32))
 os.environ["CKPTFS_SEED"] = str(SEED)  # for the processes that share the tests among them
 MOUNTS = pytest.StashKey[list[Mount]]()

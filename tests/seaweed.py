@@ -16,6 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import obstore
+from obstore.store import S3Store
+
+BUCKET = "tests"
 READY_S = 60.0
 _ACCESS_KEY, _SECRET_KEY = "ckptfs", "ckptfs-tests"
 _OFFSET = 10_000
@@ -52,7 +56,7 @@ def weed() -> str:
 
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """A server that answers, for as long as the block runs. It makes buckets when they are first used."""
+    """A server that answers, with one bucket, for as long as the block runs."""
     (folder / "files").mkdir(parents=True)
     allowed = ["Admin", "Read", "List", "Tagging", "Write"]
     credentials = [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET_KEY}]
@@ -79,10 +83,19 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         )
     try:
         _wait_until_ready(process, s3, folder / "log")
-        yield S3Server(f"http://127.0.0.1:{s3}")
+        server = S3Server(f"http://127.0.0.1:{s3}")
+        _make_bucket(server)
+        yield server
     finally:
         process.kill()
         process.wait(30)
+
+
+def _make_bucket(server: S3Server) -> None:
+    """It comes with the first object, and stays."""
+    store = S3Store(BUCKET, config=server.options, client_options={"allow_http": True})  # type: ignore[arg-type]
+    obstore.put(store, "first", b"")
+    obstore.delete(store, "first")
 
 
 def _free_ports(count: int) -> list[int]:

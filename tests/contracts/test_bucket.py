@@ -169,6 +169,12 @@ def test_a_bucket_of_the_cloud_says_what_is_wrong(s3: S3Server) -> None:
         with pytest.raises(Unavailable, match="s3://tests/nobody/a: ") as raised:
             await nobody.read("a")
         assert "\n" not in str(raised.value) and s3.options["secret_access_key"] not in str(raised.value)
+        assert str(raised.value).startswith("s3://tests/nobody/a: HTTP error"), "the cause, not the address"
+        missing = open_cloud("s3://missing/a", s3.options)
+        with pytest.raises(
+            Unavailable, match=r"^s3://missing/a/b: The specified bucket .* \(NoSuchBucket\)$"
+        ):
+            await missing.list_objects("b")
         with pytest.raises(InvalidRequest, match="not known"):
             open_cloud("s3://tests/x", {"nonsense": "1"})
 

@@ -57,7 +57,7 @@ def test_a_reader_gets_an_error_and_the_rest(damaged: tuple[Mount, Path]) -> Non
     for part in ("/run/model.safetensors", "tensor 'b'", "file offset", "bafkr4i", segment.name, "at byte"):
         assert part in lines[0]
     copy = mount.store / "quarantine" / segment.name
-    poll(copy.exists, 10)
+    assert poll(copy.exists, 60), mount.log_tail()
     assert digest(copy.read_bytes()) == digest(segment.read_bytes())
 
 
