@@ -300,6 +300,27 @@ def test_a_daemon_that_is_started_again(mount_factory: Callable[..., Mount], tmp
 
 
 @needs_promtool
+def test_a_daemon_whose_session_nobody_keeps(
+    mount_factory: Callable[..., Mount], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manager that started it keeps no descriptors, and does from the next start on."""
+    kept, figures, scrapes = named("ckptfs_session_kept"), tmp_path / "a.prom", []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        for room in ("0", "4"):
+            monkeypatch.setenv("FDSTORE", room)
+            mount = mount_factory(config={"metrics": str(figures)}, store=tmp_path / "store")
+            scrapes.append(scraped_when(mount, lambda found: kept in found))
+            mount.stop()
+            figures.unlink()
+    bad, well = scrapes
+    fired(
+        case_of("CkptfsNotKept", (well, 10), (bad, 20), (well, 10), fires=[25], quiet=[5, 12, 35]), tmp_path
+    )
+
+
+@needs_promtool
 def test_a_daemon_whose_saves_are_not_whole_any_more(
     mount_factory: Callable[..., Mount], tmp_path: Path
 ) -> None:
