@@ -23,6 +23,7 @@ BUCKET = "tests"
 READY_S = 60.0
 _ACCESS_KEY, _SECRET_KEY = "ckptfs", "ckptfs-tests"
 _OFFSET = 10_000
+_VOLUME_MIB = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ def weed() -> str:
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
-    """A server that answers, with one bucket, for as long as the block runs."""
+def s3_server(folder: Path, gib: int = 1) -> Iterator[S3Server]:
+    """A server that answers, with one bucket and room for so much, for as long as the block runs."""
     (folder / "files").mkdir(parents=True)
     allowed = ["Admin", "Read", "List", "Tagging", "Write"]
     credentials = [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET_KEY}]
@@ -65,11 +66,12 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     master, volume, filer, s3 = _free_ports(4)
     # Two of its services would listen at ports of their own: two servers could not run at once.
     options = [
-        "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'files'}", "-volume.max=16",
+        "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'files'}",
+        f"-volume.max={gib * 1024 // _VOLUME_MIB}",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
         "-filer", f"-filer.localSocket={folder / 'filer.sock'}",
         f"-s3.localSocket={folder / 's3.sock'}", "-s3", f"-s3.config={folder / 's3.json'}",
-        "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
+        f"-master.volumeSizeLimitMB={_VOLUME_MIB}", "-master.telemetry=false",
         "-s3.port.iceberg=0", "-s3.port.lance=0",
     ]  # fmt: skip
     with (folder / "log").open("wb") as log:

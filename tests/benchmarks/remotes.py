@@ -4,8 +4,8 @@
 
 The one rule: both ways take the same number of requests at a time and the same bytes, in turns, in one
 process; what is compared is the median of the ratios. Stores, server and files lie in memory (/dev/shm), so
-that the disk of the machine is not measured; the server shares its cores. It holds 1 GiB: twice --mib times
---rounds has to fit.
+that the disk of the machine is not measured; the server shares its cores. A download is measured twice: into
+memory, and into files, as a pull has to. It keeps all of it: memory for twice --mib times --rounds is needed.
 
 With --lag-s N: a job saves --mib every N seconds, six times, and each save is copied at once; how long after
 its version it is safe is printed.
@@ -20,12 +20,13 @@ import json
 import os
 import random
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -100,6 +101,21 @@ class Bench:
         copied = CopiedUnits(one.index, name)
         return Pusher(Remote(bucket), one.disk, one.segments, one.histories, copied, "bench")
 
+    async def _download_into(self, folder: Path, plain: Bucket, parts: Sequence[int]) -> None:
+        """What somebody without ckptfs would do: files, synced."""
+        folder.mkdir()
+
+        def keep(name: str, content: bytes) -> None:
+            with (folder / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+
+        async def one(part: int) -> None:
+            await trio.to_thread.run_sync(keep, str(part), await plain.read(str(part)))
+
+        await done_for_each(one, parts, PARALLEL)
+
     async def round(self) -> dict[str, float]:
         number = next(self._numbers)
         unit = self.sender.unit(b"run").unit
@@ -123,6 +139,9 @@ class Bench:
         found["push_requests"] = pushing.calls.total()
         parts.clear()
         found["download_s"] = await timed(lambda: done_for_each(download, indexes, PARALLEL))
+        files = self._folder / f"files-{number}"
+        found["download_into_files_s"] = await timed(lambda: self._download_into(files, plain, indexes))
+        shutil.rmtree(files)
         pulling = CountingBucket(self.bucket(f"remote-{number}"))
         receiver = SavedStore(self._folder / f"receiver-{number}")
         try:
@@ -172,6 +191,8 @@ async def run(server: S3Server, folder: Path, mib: int, rounds: int, lag_s: floa
         "download_mib_s": median(lambda one: mib / one["download_s"]),
         "pull_mib_s": median(lambda one: mib / one["pull_s"]),
         "pull_ratio": median(lambda one: one["download_s"] / one["pull_s"]),
+        "download_into_files_mib_s": median(lambda one: mib / one["download_into_files_s"]),
+        "pull_ratio_to_files": median(lambda one: one["download_into_files_s"] / one["pull_s"]),
         "push_requests_per_gib": median(lambda one: one["push_requests"] * 1024 / mib),
         "pull_requests_per_gib": median(lambda one: one["pull_requests"] * 1024 / mib),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -188,7 +209,8 @@ def main() -> int:
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="ckptfs-remotes-", dir=shared) as name:
         folder = Path(name)
-        with s3_server(folder / "server") as server:
+        gib = 1 + -(-2 * asked.mib * (asked.rounds + SAVES) // 1024)
+        with s3_server(folder / "server", gib) as server:
             print(json.dumps(trio.run(run, server, folder, asked.mib, asked.rounds, asked.lag_s)))
     return 0
 
