@@ -1,10 +1,7 @@
 """Storage servers that npm has: Azurite, which keeps its word, and s3rver, which does not.
 
-    CKPTFS_NPM_SERVERS=DIR      where `npm install azurite s3rver` was run
-
-The one rule: they are killed by their process ids, whatever happened. Tests that want them are skipped
-without
-that folder: installing them takes longer than the tests.
+The one rule: they are killed by their process ids, whatever happened. `./dev test` installs them where there
+is npm (requirements/servers); elsewhere tests that want them are skipped.
 """
 
 from __future__ import annotations
@@ -14,9 +11,10 @@ import contextlib
 import email.utils
 import hashlib
 import hmac
-import os
+import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -29,10 +27,9 @@ AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZ
 
 
 def programs() -> Path | None:
-    """The folder of the programs; None: nobody has named one."""
-    folder = os.environ.get("CKPTFS_NPM_SERVERS", "")
-    found = Path(folder) / "node_modules" / ".bin"
-    return found if folder and found.is_dir() else None
+    """The folder of the programs; None: they are not installed."""
+    found = Path(sys.prefix) / "servers" / "node_modules" / ".bin"
+    return found if (found / "azurite-blob").exists() and shutil.which("node") else None
 
 
 def free_port() -> int:
@@ -78,7 +75,7 @@ def s3rver(folder: Path, bucket: str) -> Iterator[str]:
 @contextlib.contextmanager
 def _served(name: str, options: Sequence[str], port: int, folder: Path) -> Iterator[None]:
     found = programs()
-    assert found is not None, "CKPTFS_NPM_SERVERS names no folder"
+    assert found is not None, "Azurite and s3rver are not installed"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(

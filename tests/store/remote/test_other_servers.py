@@ -23,7 +23,7 @@ from ckptfs.store.remote.retrying import RetryingBucket
 
 pytestmark = pytest.mark.skipif(
     programs() is None,
-    reason="CKPTFS_NPM_SERVERS names no folder in which npm has installed azurite and s3rver",
+    reason="Azurite and s3rver are not installed: ./dev test does that where there is npm",
 )
 TREE: Tree = {b"model": os.urandom(3_000_000), b"sub": {b"args": b"{}"}}
 
