@@ -203,6 +203,8 @@ def kill() -> None:
         until("another daemon", lambda before=before: show("MainPID") not in ("0", before), 60)
         until("an answer", is_answering, 60)
         pauses.append(job_pause_s(begun))
+        # On a fast machine so many starts would be within StartLimitIntervalSec, at whose end the mount dies.
+        run("systemctl", "reset-failed", UNIT)
     pauses.sort()
     median, longest = pauses[len(pauses) // 2], pauses[-1]
     say(f"{KILLS} times kill -9: the job waited {median:.2f} s (median), {longest:.2f} s at most; no error")
