@@ -16,6 +16,13 @@
  * event loop, for whatever request comes next. pyfuse3 goes back to its poll after EINTR, but not after
  * EAGAIN.
  *
+ * A daemon that is killed while the kernel copies a request to it, or an answer from it, must not cost the
+ * caller an error: the mount goes on with the next daemon. But a copy that meets a page which is not there
+ * yet looks for signals before it fetches that page, and the request then ends with EIO. So every page of a
+ * copy is there before it begins: requests are read into one block of memory whose pages were all touched,
+ * and those of an answer are looked up first. One block is enough: pyfuse3 takes what it needs out of a
+ * request before it waits for anything.
+ *
  * A node id below 2^62 with bit 61 set is the second node of the inode that the other bits name
  * (see fusefs/nodes.py): st_ino is shown without that bit, in every reply that has attributes.
  *
@@ -32,6 +39,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 
 struct open_out {
     uint64_t fh;
@@ -135,11 +148,22 @@ static struct entry_out entry_out_of(const struct fuse_entry_param *e)
     return out;
 }
 
+typedef int (*reply_buf_call)(fuse_req_t, const char *, size_t);
 typedef int (*reply_open_call)(fuse_req_t, const struct fuse_file_info *);
 typedef int (*reply_create_call)(fuse_req_t, const struct fuse_entry_param *, const struct fuse_file_info *);
 typedef int (*reply_entry_call)(fuse_req_t, const struct fuse_entry_param *);
 typedef int (*reply_attr_call)(fuse_req_t, const struct stat *, double);
 typedef size_t (*add_direntry_call)(fuse_req_t, char *, size_t, const char *, const struct fuse_entry_param *, off_t);
+
+int fuse_reply_buf(fuse_req_t req, const char *buf, size_t size)
+{
+    REAL(reply_buf_call, "fuse_reply_buf");
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)buf & ~(page - 1);
+    /* A kernel before 5.14 does not know it, and a page that the disk does not give is for the copy to tell. */
+    if (size)
+        madvise((void *)begin, (uintptr_t)buf + size - begin, MADV_POPULATE_READ);
+    return real(req, buf, size);
+}
 
 int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *fi)
 {
@@ -191,6 +215,20 @@ size_t fuse_add_direntry_plus(fuse_req_t req, char *buf, size_t room, const char
 
 static uint64_t last_request;
 
+/* The most that libfuse lets the kernel send, 1 MiB of payload with what stands before it, and more. */
+#define ROOM ((size_t)(1024 + 64) << 10)
+
+/* Where requests are read to. */
+static char *request_room(void)
+{
+    static char *room;
+    if (!room && (room = aligned_alloc(4096, ROOM))) {
+        memset(room, 1, ROOM);
+        mlock(room, ROOM); /* against swap; where it is not allowed, that has to do */
+    }
+    return room;
+}
+
 typedef void (*process_buf_call)(struct fuse_session *, const struct fuse_buf *);
 
 void fuse_session_process_buf(struct fuse_session *se, const struct fuse_buf *buf)
@@ -201,26 +239,39 @@ void fuse_session_process_buf(struct fuse_session *se, const struct fuse_buf *bu
     if (!real)
         abort(); /* pyfuse3 could not have been loaded */
     /* fuse_in_header: u32 len, u32 opcode, u64 unique */
-    if (!(buf->flags & FUSE_BUF_IS_FD) && buf->size >= 16)
-        memcpy(&last_request, (const char *)buf->mem + 8, sizeof(last_request));
+    memcpy(&last_request, (const char *)buf->mem + 8, sizeof(last_request));
     real(se, buf);
+    /* It is ours: pyfuse3 frees what it finds there. */
+    ((struct fuse_buf *)buf)->mem = NULL;
 }
-
-typedef int (*receive_buf_call)(struct fuse_session *, struct fuse_buf *);
 
 int fuse_session_receive_buf(struct fuse_session *se, struct fuse_buf *buf)
 {
-    static receive_buf_call real;
-    if (!real)
-        real = (receive_buf_call)dlsym(RTLD_NEXT, "fuse_session_receive_buf");
-    if (!real)
-        abort(); /* pyfuse3 could not have been loaded */
+    char *room = request_room();
     /* Each time: what lies below the number changes when a session begins. It costs 0.1 us. */
     int fd = fuse_session_fd(se), flags = fcntl(fd, F_GETFL);
+    if (!room)
+        return -ENOMEM;
     if (flags >= 0 && !(flags & O_NONBLOCK))
         fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-    int got = real(se, buf);
-    return got == -EAGAIN ? -EINTR : got;
+    ssize_t got = read(fd, room, ROOM);
+    int failure = errno;
+    if (fuse_session_exited(se))
+        return 0;
+    if (got >= 0 && got < 16)
+        return -EIO; /* no request is so short */
+    if (got > 0) {
+        buf->mem = room;
+        buf->size = (size_t)got;
+        buf->flags = 0;
+        return (int)got;
+    }
+    if (failure == ENODEV) { /* unmounted */
+        fuse_session_exit(se);
+        return 0;
+    }
+    /* ENOENT: its caller was killed while it was read. */
+    return failure == EAGAIN || failure == ENOENT ? -EINTR : -failure;
 }
 
 static PyObject *request(PyObject *self, PyObject *args)
