@@ -1,5 +1,8 @@
-"""fusefs/native/replies.c: a request that was taken back before it was read does not stop the event loop, and a
-daemon that is killed while one is copied, or its answer, costs the caller no error."""
+"""fusefs/native/replies.c: how requests are read and answers given.
+
+A request that was taken back before it was read does not stop the event loop; a daemon that is killed while one
+is copied, or its answer, costs the caller no error.
+"""
 
 from __future__ import annotations
 
