@@ -360,7 +360,7 @@ class Locker(Client):
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         self.shared = [sum(self.shared) + 1]
-        # On a passthrough file all of this is the kernel's: two of us would take both cores from the next daemon.
+        # A passthrough file is the kernel's alone: two of us would take both cores from the next daemon.
         time.sleep(0.001)
 
     def check(self) -> None:
