@@ -243,7 +243,7 @@ class Histories:
 
     def evidence(self, unit_id: UnitId) -> Evidence:
         """What there is of a unit on the disk, for `prove`."""
-        tables = (Table.VERSION, Table.TAG, Table.PIN, Table.WRITERS)
+        tables = (Table.VERSION, Table.TAG, Table.PIN, Table.WRITERS, Table.MERGE)
         rows = {(table, key): value for table in tables for key, value in self._index.scan(table, unit_id)}
         return Evidence(unit_id, self.unit(unit_id), self._log.read_all(unit_id), rows)
 

@@ -40,6 +40,7 @@ class RecordKind(IntEnum):
     ROTATE = 11
     WRITERS = 12
     HEALTH = 13
+    MERGE = 14
 
 
 class State(StrEnum):

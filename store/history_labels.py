@@ -18,6 +18,7 @@ from ckptfs.store.history import (
     decode_version,
 )
 from ckptfs.store.keyring import decode_rotation
+from ckptfs.store.merge_record import decode_merge
 from ckptfs.store.writers import decode_writers
 
 
@@ -35,8 +36,8 @@ def described(frame: Frame) -> tuple[str, VersionRecord | None]:
             return "the rotation of the key", None
         case RecordKind.DIGESTS | RecordKind.HEALTH:
             return _contents_label(frame), None
-        case RecordKind.WRITERS:
-            return f"the writers of version {decode_writers(frame.payload).number}", None
+        case RecordKind.WRITERS | RecordKind.MERGE:
+            return _origin_label(frame), None
         case _:
             return _mark_label(kind, decode_mark(frame.payload)), None
 
@@ -45,6 +46,12 @@ def _contents_label(frame: Frame) -> str:
     if frame.kind == RecordKind.DIGESTS:
         return f"the digests of {len(decode_digests_record(frame.payload).contents)} contents"
     return f"the health of {len(decode_health_record(frame.payload).contents)} contents"
+
+
+def _origin_label(frame: Frame) -> str:
+    if frame.kind == RecordKind.WRITERS:
+        return f"the writers of version {decode_writers(frame.payload).number}"
+    return f"the sources of version {decode_merge(frame.payload).number}"
 
 
 def _name_label(record: UnitRecord) -> str:

@@ -29,6 +29,7 @@ from ckptfs.store.history_scan import HistoryScan
 from ckptfs.store.ids import UnitId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.keyring import decode_rotation
+from ckptfs.store.merge_record import MergeRecord, decode_merge, encode_merge_row
 from ckptfs.store.seal import chain_behind, decode_seal
 from ckptfs.store.units import Unit
 from ckptfs.store.writers import WritersRecord, decode_writers, encode_writers_row
@@ -75,6 +76,7 @@ def put_mark(kind: RecordKind, unit_id: UnitId, mark: MarkRecord, change: Change
         case RecordKind.FORGET:
             change.delete(Table.VERSION, key)
             change.delete(Table.WRITERS, key)
+            change.delete(Table.MERGE, key)
             change.delete(Table.META, HEALTH_OF + key)
         case _:
             raise Corrupt(f"a mark record in a frame of kind {kind.name}")
@@ -83,6 +85,11 @@ def put_mark(kind: RecordKind, unit_id: UnitId, mark: MarkRecord, change: Change
 def put_writers(unit_id: UnitId, record: WritersRecord, change: Change) -> None:
     """The row of a WRITERS record."""
     change.put(Table.WRITERS, version_key(unit_id, record.number), encode_writers_row(record))
+
+
+def put_merge(unit_id: UnitId, record: MergeRecord, change: Change) -> None:
+    """The row of a MERGE record."""
+    change.put(Table.MERGE, version_key(unit_id, record.number), encode_merge_row(record))
 
 
 def put_digests(record: DigestsRecord, change: Change) -> None:
@@ -137,7 +144,13 @@ class Mirror:
                 case RecordKind.HEALTH:
                     put_health(decode_health_record(frame.payload), self._change)
                 case RecordKind.WRITERS:
-                    self._add_writers(decode_writers(frame.payload))
+                    record = decode_writers(frame.payload)
+                    self._check_ahead(record.number)
+                    put_writers(self.unit.unit, record, self._change)
+                case RecordKind.MERGE:
+                    merge = decode_merge(frame.payload)
+                    self._check_ahead(merge.number)
+                    put_merge(self.unit.unit, merge, self._change)
                 case kind:
                     put_mark(kind, self.unit.unit, decode_mark(frame.payload), self._change)
         except (Corrupt, ValueError) as e:
@@ -159,10 +172,9 @@ class Mirror:
             self._report(f"version {record.number} does not follow the version before it")
         self.unit = put_version(self.unit, record, self._change)
 
-    def _add_writers(self, record: WritersRecord) -> None:
-        if record.number < self.unit.next_number:
-            raise Corrupt(f"version {record.number} stands in front of it")
-        put_writers(self.unit.unit, record, self._change)
+    def _check_ahead(self, number: int) -> None:
+        if number < self.unit.next_number:
+            raise Corrupt(f"version {number} stands in front of it")
 
     def _report(self, what: str) -> None:
         self.problems.append((self._start, what))

@@ -23,7 +23,12 @@ from ckptfs.store.signing import PublicKey
 from ckptfs.store.units import Unit
 
 _Rows = Mapping[tuple[Table, bytes], bytes]
-_LABELS = {Table.VERSION: "version", Table.PIN: "pin of version", Table.WRITERS: "writers of version"}
+_LABELS = {
+    Table.VERSION: "version",
+    Table.PIN: "pin of version",
+    Table.WRITERS: "writers of version",
+    Table.MERGE: "sources of version",
+}
 
 
 @dataclass(frozen=True, slots=True)

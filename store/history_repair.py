@@ -24,7 +24,7 @@ from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.scrub_state import Finding
 from ckptfs.store.units import Unit, encode_unit, unit_of
 
-_MIRRORED = (Table.VERSION, Table.TAG, Table.PIN, Table.WRITERS)
+_MIRRORED = (Table.VERSION, Table.TAG, Table.PIN, Table.WRITERS, Table.MERGE)
 _TRIES = 3
 
 

@@ -57,6 +57,7 @@ class Table(IntEnum):
     PARENT = 17
     CHILD = 18
     HEALTH = 19
+    MERGE = 20
 
 
 class Change:
@@ -91,10 +92,8 @@ def _make_file(disk: Disk) -> None:
     disk.make_dir(INDEX_PATH)
     if disk.exists(_NEW_FILE_PATH):
         disk.unlink(_NEW_FILE_PATH)
-    env = lmdb.open(
-        disk.absolute(_NEW_FILE_PATH), map_size=_MAP_BYTES, max_dbs=len(Table), mode=0o600,
-        subdir=False, lock=False,
-    )  # fmt: skip
+    path, tables = disk.absolute(_NEW_FILE_PATH), len(Table)
+    env = lmdb.open(path, map_size=_MAP_BYTES, max_dbs=tables, mode=0o600, subdir=False, lock=False)
     try:
         for table in Table:
             env.open_db(table.name.lower().encode())

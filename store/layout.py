@@ -33,7 +33,8 @@ DIGESTS = "digests"
 ROTATIONS = "rotations"
 WRITERS = "writers"
 HEALTH = "health"
-KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS, WRITERS, HEALTH})
+MERGES = "merges"
+KNOWN_RO_COMPAT: frozenset[str] = frozenset({SEALS, DIGESTS, ROTATIONS, WRITERS, HEALTH, MERGES})
 
 _KIND = "ckptfs store"
 _HARMLESS = {*FOLDERS, LOCK_PATH, FORMAT_PATH + ".tmp", "lost+found"}

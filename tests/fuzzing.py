@@ -55,6 +55,7 @@ from ckptfs.store.inode import Inode, decode_inode
 from ckptfs.store.journal import decode_operations, encode_operations
 from ckptfs.store.keyring import decode_rotation
 from ckptfs.store.layout import Format, decode_format, encode_format
+from ckptfs.store.merge_record import decode_merge, decode_merge_row
 from ckptfs.store.one_bit import mended
 from ckptfs.store.page_sums import decode_page_sums, encode_page_sums
 from ckptfs.store.parent_table import Lineage, decode_lineage, encode_lineage
@@ -251,6 +252,8 @@ def decoders() -> dict[str, Decoder]:
         "writers row": Decoder(
             decode_writers_row, tuple(bytes.fromhex(v["row"]) for v in vectors("writers"))
         ),
+        "merge record": Decoder(decode_merge, _hex("merge")),
+        "merge row": Decoder(decode_merge_row, tuple(bytes.fromhex(v["row"]) for v in vectors("merge"))),
         "page sums": Decoder(decode_page_sums, (encode_page_sums([1, 2]),), sealed=True),
         "scrub run": Decoder(decode_scrub_run, (encode_run(run),)),
         "pack": Decoder(_all(pack_chunks), _hex("remote", "pack"), (Corrupt, Unsupported)),
