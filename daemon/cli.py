@@ -26,6 +26,7 @@ from ckptfs.daemon import (
     cli_lifetime,
     cli_memory,
     cli_proofs,
+    cli_pull,
     cli_remotes,
     cli_versions,
 )
@@ -54,6 +55,7 @@ def make_app() -> typer.Typer:
         cli_proofs,
         cli_memory,
         cli_remotes,
+        cli_pull,
         cli_import,
         cli_drill,
         cli_doctor,

@@ -281,7 +281,11 @@ def _version_health(version: Mapping[str, object]) -> str:
 
 
 def _writers_text(version: Mapping[str, object]) -> str:
-    """The first writer in a few words, and how many more there were; --json has all."""
+    """The first writer in a few words, and how many more there were, or what it was merged from; --json has
+    all."""
+    merged = cast("Mapping[str, Sequence[Mapping[str, object]]] | None", version.get("merged"))
+    if merged is not None:
+        return "merged from " + ", ".join(f"{one['node']}:{one['of']}" for one in merged["sources"])
     writers = cast("Sequence[Mapping[str, object]]", version.get("writers", ()))
     if not writers:
         return ""

@@ -1,6 +1,6 @@
-"""Commands about copies elsewhere: push, pull, remote gc.
+"""Commands about copies elsewhere: push and remote gc; cli_pull.py has the way back.
 
-One rule: as in cli_versions.py. Both end with 1 if something could not be copied.
+One rule: as in cli_versions.py. Push ends with 1 if something could not be copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ckptfs.daemon.cli_output import (
     print_json,
     progress_shown,
     say,
-    show_table,
 )
 
 MaybeVersion = Annotated[
@@ -33,7 +32,6 @@ RemoteName = Annotated[
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
     app.command()(push)
-    app.command()(pull)
     remote = typer.Typer(help="The places where copies are.", rich_markup_mode=None)
     remote.command("gc")(collect)
     app.add_typer(remote, name="remote")
@@ -56,7 +54,7 @@ def push(
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
 
-    with opened(_or_mount(path, store), store) as (source, inner), progress_shown("push") as on_progress:
+    with opened(or_mount(path, store), store) as (source, inner), progress_shown("push") as on_progress:
         request = messages.Push(path=inner, remote=remote, partial=partial, again=again, verify=verify)
         rows = cast("Sequence[Mapping[str, object]]", source.ask(request, on_progress))
     problems = [str(problem) for row in rows for problem in cast("Sequence[object]", row["problems"])]
@@ -81,50 +79,6 @@ def push(
         raise Failed(1)
 
 
-def pull(
-    path: MaybeVersion = None,
-    remote: RemoteName = None,
-    node: Annotated[
-        str | None, typer.Option("--node", metavar="N", help="Whose, if several nodes copied such a unit.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="What the unit is to be called here.")
-    ] = None,
-    key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="F", help="Who must have signed it: a public key file. Also several."),
-    ] = None,
-    live: Annotated[
-        bool, typer.Option("--live/--no-live", help="Make it the live directory, or a version only.")
-    ] = True,
-    store: StoreDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Fetch a version, or a part of it, from a remote; without PATH list what is there."""
-    from ckptfs.daemon import messages
-    from ckptfs.daemon.cli_source import opened
-    from ckptfs.daemon.key_files import read_public_key
-
-    keys = tuple(read_public_key(file).raw.hex() for file in key or [])
-    with opened(_or_mount(path, store), store) as (source, inner), progress_shown("pull") as on_progress:
-        if inner == "/":
-            listing = source.ask(messages.Remotes(remote=remote, keys=keys))
-            _show_remotes(cast("Sequence[Mapping[str, object]]", listing), as_json=as_json)
-            return
-        request = messages.Pull(path=inner, remote=remote, node=node, name=name, live=live, keys=keys)
-        answer = cast("Mapping[str, object]", source.ask(request, on_progress))
-    if as_json:
-        print_json(answer)
-        return
-    for passed in cast("Sequence[object]", answer["passed_over"]):
-        say(f"passed over: {passed}")
-    fetched, signed = human_bytes(cast(int, answer["fetched_bytes"])), answer["key"] or "nobody"
-    say(f"{answer['unit']} is now here as {answer['name']} ({answer['state']}, {fetched} fetched)")
-    say(f"it is version {answer['of']} of {answer['node']} on {answer['remote']}, signed by {signed}")
-    if not answer["live"]:
-        say(f"its directory was not made ({answer['why']}); see .versions/{answer['unit']}")
-
-
 def collect(
     name: Annotated[
         str | None,
@@ -146,7 +100,7 @@ def collect(
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
 
-    with opened(_or_mount(mount, None), None) as (source, _):
+    with opened(or_mount(mount, None), None) as (source, _):
         request = messages.RemoteGc(remote=name, dry_run=dry_run, every_node=all_nodes)
         answer = cast("Mapping[str, object]", source.ask(request))
     if as_json:
@@ -163,33 +117,10 @@ def collect(
     say(f"{freed} {would}removed from {answer['remote']} ({copied} of it {would}copied over), {kept} stay")
 
 
-def _or_mount(path: str | None, store: str | None) -> str:
+def or_mount(path: str | None, store: str | None) -> str:
+    """What a command is about that names nothing: the only mount."""
     from ckptfs.daemon.cli_source import the_only_mount
 
     if path is not None:
         return path
     return the_only_mount() if store is None else "/"
-
-
-def _show_remotes(remotes: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
-    problems = [str(problem) for one in remotes for problem in cast("Sequence[object]", one["problems"])]
-    for one in [] if as_json else remotes:
-        say(f"{one['remote']} ({one['url']})")
-        rows = [
-            (str(unit["unit"]), str(unit["node"]), *_version_cells(version))
-            for unit in cast("Sequence[Mapping[str, object]]", one["units"])
-            for version in cast("Sequence[Mapping[str, object]]", unit["versions"])
-        ]
-        show_table(("unit", "node", "version", "step", "state", "size", ""), rows) if rows else say("nothing")
-    print_json(remotes) if as_json else list(map(say, problems))
-    if problems:
-        raise Failed(1)
-
-
-def _version_cells(version: Mapping[str, object]) -> tuple[str, ...]:
-    step = "" if version["step"] is None else str(version["step"])
-    marks = [str(tag) for tag in cast("Sequence[object]", version["tags"])]
-    if version["doubt"] is not None:
-        marks.append(f"NOT TRUSTED: {version['doubt']}")
-    size = human_bytes(cast(int, version["bytes"]))
-    return str(version["name"]), step, str(version["state"]), size, ", ".join(marks)

@@ -17,6 +17,7 @@ from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.fetching import Fetching
 from ckptfs.daemon.file_queries import FileQueries
 from ckptfs.daemon.import_service import ImportService
+from ckptfs.daemon.merging import Merging
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.mountpoints import modes_above
 from ckptfs.daemon.open_store import OpenStore
@@ -33,6 +34,7 @@ from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.health_log import HealthLog
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.index import Change
+from ckptfs.store.merge_log import MergeLog
 from ckptfs.store.units import Unit
 from ckptfs.store.writer_log import WriterLog
 
@@ -89,6 +91,7 @@ def make_service(of: CommandParts) -> Service:
             parts.histories,
             of.copying,
             Fetching(parts, of.copying),
+            Merging(parts, of.copying),
             RemoteCollecting(of.copying, parts.histories, of.policies, default_node_name()),
             face.rollback,
         ),
@@ -110,6 +113,7 @@ def _queries(of: CommandParts, addresses: Addresses) -> Queries:
         of.facts,
         parts.keyring,
         WriterLog(parts.disk, parts.index, parts.histories),
+        MergeLog(parts.disk, parts.index, parts.histories),
         of.health,
         parts.processes,
         of.drills,

@@ -21,6 +21,7 @@ from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest, NotFound, 
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import HistoryReport
 from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
+from ckptfs.store.remote.head import RemoteHead
 from ckptfs.store.remote.heads import newest_heads
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pull import Pulled, Puller
@@ -164,19 +165,27 @@ class Fetching:
     async def find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
         """The version that a request names. NotFound or InvalidRequest say what there is instead."""
         path, version = split_version(request.path)
-        parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
         newest = await newest_heads(remote)
         heads = [one.head for one in newest if one.head is not None and one.head.versions]
-        for depth in range(len(parts), 0, -1):
-            name = b"/".join(parts[:depth])
-            named = [await read_unit(remote, head) for head in heads if head.name == name]
-            if named:
-                unit = _of_node(named, request.node, request.path)
-                record = resolve(version or LATEST_COMPLETE, unit.versions, unit.tags)
-                checked = await trio.to_thread.run_sync(unit.check, keys)
-                return Found(unit, checked, record, parts[depth:])
-        there = ", ".join(sorted({os.fsdecode(head.name) for head in heads})) or "nothing"
-        raise NotFound(f"{remote.url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
+        named, inner = await units_of_path(remote, heads, path)
+        unit = _of_node(named, request.node, request.path)
+        record = resolve(version or LATEST_COMPLETE, unit.versions, unit.tags)
+        checked = await trio.to_thread.run_sync(unit.check, keys)
+        return Found(unit, checked, record, inner)
+
+
+async def units_of_path(
+    remote: Remote, heads: Sequence[RemoteHead], path: str
+) -> tuple[list[RemoteUnit], tuple[bytes, ...]]:
+    """The units of all nodes that a path lies in, and where in them; NotFound says what there is instead."""
+    parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
+    for depth in range(len(parts), 0, -1):
+        name = b"/".join(parts[:depth])
+        named = [await read_unit(remote, head) for head in heads if head.name == name]
+        if named:
+            return named, parts[depth:]
+    there = ", ".join(sorted({os.fsdecode(head.name) for head in heads})) or "nothing"
+    raise NotFound(f"{remote.url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
 
 
 def _of(target: Target, error: CkptfsError | OSError) -> CkptfsError:

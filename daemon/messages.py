@@ -189,10 +189,16 @@ class Remotes(Request, frozen=True, kw_only=True):
 class Pull(Request, frozen=True, kw_only=True):
     """Fetch the version `path`, or a part of it, from `remote` (None: the only one). `node` says whose, where
     several copied a unit of that name; `name` is what it is to be called here; `live`: make it the live
-    directory as well. `keys` as in `Remotes`."""
+    directory as well. `keys` as in `Remotes`. `merge`: what all nodes (or `nodes`) have of one step becomes
+    one version; where contents differ those of `prefer` are taken, and with `keep_both` the others kept too.
+    """
 
     remote: str | None = None
     node: str | None = None
+    merge: bool = False
+    nodes: tuple[str, ...] = ()
+    prefer: tuple[str, ...] = ()
+    keep_both: bool = False
     name: str | None = None
     live: bool = True
     keys: tuple[str, ...] = ()

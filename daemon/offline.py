@@ -36,6 +36,7 @@ from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import INDEX_PATH, Index
 from ckptfs.store.layout import Holder, StoreLock, open_store
+from ckptfs.store.merge_log import MergeLog
 from ckptfs.store.rebuild import rebuild
 from ckptfs.store.segments import Segments
 from ckptfs.store.staging import STAGING_PATH
@@ -67,6 +68,7 @@ class OfflineStore:
             self._facts,
             keyring,
             WriterLog(disk, self._index, self._histories),
+            MergeLog(disk, self._index, self._histories),
             health,
             drills=DrillNotes(self._index),
         )

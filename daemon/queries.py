@@ -25,25 +25,25 @@ from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import UsageCount, nothing_there
 from ckptfs.daemon.verifying import Report, Verifier, worker_limiter
+from ckptfs.daemon.version_notes import health_json, merge_json, writers_json
 from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest, NotFound
 from ckptfs.store.health_log import HealthLog
-from ckptfs.store.health_records import VersionHealth
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.history_check import Fault, Finding, HistoryReport
 from ckptfs.store.history_proof import prove
 from ckptfs.store.ids import CidCodec, RecipeId, TreeId, cid_text
 from ckptfs.store.keyring import Keyring
+from ckptfs.store.merge_log import MergeLog
 from ckptfs.store.seal import Head, head_of
 from ckptfs.store.segments import Segments
 from ckptfs.store.signing import PublicKey
 from ckptfs.store.tree import Entry
 from ckptfs.store.units import Unit
 from ckptfs.store.writer_log import WriterLog
-from ckptfs.store.writers import WritersRecord
 
 _SLICE_ROWS = 1024
 
@@ -84,6 +84,7 @@ class Queries:
         facts: Callable[[], Awaitable[Facts]],
         keyring: Keyring,
         writer_log: WriterLog,
+        merge_log: MergeLog,
         health_log: HealthLog,
         hashers: Hashers = NO_HASHERS,
         drills: DrillNotes | None = None,
@@ -100,6 +101,7 @@ class Queries:
         self._facts = facts
         self._keyring = keyring
         self._writer_log = writer_log
+        self._merge_log = merge_log
         self._health_log = health_log
         self._limiter = worker_limiter()
 
@@ -307,8 +309,9 @@ class Queries:
                 "logical_bytes": record.logical_bytes,
                 "root": record.root.hex(),
                 "cid": cid_text(record.top.tree, CidCodec.DAG_CBOR) if record.top.tree is not None else None,
-                "health": _health_json(self._health_log.of_version(unit.unit, record.number)),
-                **_writers_json(self._writer_log.of(record)),
+                "health": health_json(self._health_log.of_version(unit.unit, record.number)),
+                "merged": merge_json(self._merge_log.of(record)),
+                **writers_json(self._writer_log.of(record)),
             }
 
     def _head_row(self, unit: Unit) -> Json:
@@ -342,29 +345,6 @@ def units_of(address: Address) -> list[Unit]:
     if address.unit is None:
         raise NotFound(f"{address.text} has no version yet; `ckptfs publish` makes one")
     return [address.unit]
-
-
-def _health_json(found: VersionHealth | None) -> Json:
-    """None as long as a version was not looked at."""
-    return None if found is None else {**found.total.facts(), "unknown_files": found.unknown}
-
-
-def _writers_json(record: WritersRecord | None) -> dict[str, Json]:
-    writers: list[Json] = [
-        {
-            "pid": one.pid,
-            "uid": one.uid,
-            "user": one.user,
-            "program": one.program,
-            "arguments": list(one.arguments),
-            "cgroup": one.cgroup,
-            "container": one.container,
-            "commit": one.commit,
-            "ids": dict(one.ids),
-        }
-        for one in (record.writers if record is not None else ())
-    ]
-    return {"writers": writers, "other_writers": record.others if record is not None else 0}
 
 
 def _sums(by_name: Mapping[str, tuple[int, int]]) -> Json:

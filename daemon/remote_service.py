@@ -13,6 +13,7 @@ from ckptfs.daemon import messages
 from ckptfs.daemon.addresses import Addresses
 from ckptfs.daemon.copying import Check, Copying, Report
 from ckptfs.daemon.fetching import Fetching
+from ckptfs.daemon.merging import Merging
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.queries import public_key, units_of
 from ckptfs.daemon.remote_collecting import RemoteCollecting
@@ -39,6 +40,7 @@ class RemoteService:
         histories: Histories,
         copying: Copying,
         fetching: Fetching,
+        merging: Merging,
         collecting: RemoteCollecting,
         rolling_back: RollingBack,
     ) -> None:
@@ -46,6 +48,7 @@ class RemoteService:
         self._histories = histories
         self._copying = copying
         self._fetching = fetching
+        self._merging = merging
         self._collecting = collecting
         self._rolling_back = rolling_back
 
@@ -80,7 +83,12 @@ class RemoteService:
 
     async def _pull(self, request: messages.Pull, report: Report) -> Json:
         keys = [public_key(text) for text in request.keys]
-        pulled, answer = await self._fetching.pull(request, keys, report)
+        if request.merge:
+            pulled, answer = await self._merging.merge(request, keys, report)
+        elif request.nodes or request.prefer or request.keep_both:
+            raise InvalidRequest("`nodes`, `prefer` and `keep_both` are for a merge")
+        else:
+            pulled, answer = await self._fetching.pull(request, keys, report)
         why: str | None = "it was not asked for"
         if request.live:
             try:

@@ -99,25 +99,25 @@ class VersionFacts:
         """See above."""
         return max(self._saved_bytes, default=0)
 
-    async def of(self, tree: TreeId, tree_before: TreeId | None) -> Facts:
+    async def of(self, tree: TreeId, tree_before: TreeId | None, since_step: int | None = None) -> Facts:
         """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
-        be read."""
+        be read. `since_step`: see assess."""
         files = self._files(tree)
         files_before = None if tree_before is None else self._files(tree_before)
         self._note_save(files, {entry.recipe for _, entry in files_before or ()})
-        facts = await trio.to_thread.run_sync(self._judged, files, files_before)
+        facts = await trio.to_thread.run_sync(self._judged, files, files_before, since_step)
         if len(self._verdicts) > _REMEMBERED_FILES:
             self._verdicts.clear()
         return facts
 
-    def _judged(self, files: Files, files_before: Files | None) -> Facts:
+    def _judged(self, files: Files, files_before: Files | None, since_step: int | None) -> Facts:
         before = {path: entry.recipe for path, entry in files_before or ()}
         changed = (
             None
             if files_before is None
             else frozenset(_text(path) for path, entry in files if before.get(path) != entry.recipe)
         )
-        found = assess(self._views(files), changed, self._verdicts)
+        found = assess(self._views(files), changed, self._verdicts, since_step=since_step)
         steps = sorted({c.step for c in found.checkpoints if c.step is not None and c.state == "complete"})
         return Facts(
             root=version_root((path, entry.root) for path, entry in files if entry.root is not None),

@@ -44,6 +44,7 @@ def assess(
     changed: frozenset[str] | None = None,
     cache: MutableMapping[tuple[str, Hashable], object] | None = None,
     elsewhere_ranks: frozenset[int] = frozenset(),
+    since_step: int | None = None,
 ) -> Assessment:
     """Judge a unit's tree.
 
@@ -51,7 +52,8 @@ def assess(
     written, made or removed since the version before; None is all. `cache` keeps verdicts on
     files by (path, identity) and is filled here; its owner may drop entries at will.
     `elsewhere_ranks` are the global ranks that write to other nodes' trees: their absent DCP and
-    DeepSpeed parts are "elsewhere" instead of missing. Raises only what the readers raise.
+    DeepSpeed parts are "elsewhere" instead of missing. Saves of steps before `since_step` are listed,
+    and do not hold a version back. Raises only what the readers raise.
     """
     survey = Survey(files, {} if cache is None else cache, elsewhere_ranks)
     complaints = survey.judge_trackers()
@@ -65,6 +67,7 @@ def assess(
     touched = survey.saves_of(changed) if changed is not None else None
     held = any(
         one.state == "partial"
+        and (since_step is None or one.step is None or one.step >= since_step)
         and (touched is None or one.path in touched or (one.step is not None and one.step == newest))
         for one in checkpoints
     )

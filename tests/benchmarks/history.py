@@ -34,6 +34,7 @@ from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.index import Change
 from ckptfs.store.inode import ROOT_INO
 from ckptfs.store.keyring import Keyring
+from ckptfs.store.merge_log import MergeLog
 from ckptfs.store.version_names import version_name
 from ckptfs.store.writer_log import WriterLog
 
@@ -121,6 +122,7 @@ def _queries(small: SmallFace) -> tuple[Queries, Address]:
         facts,
         Keyring(),
         WriterLog(parts.disk, parts.index, parts.histories),
+        MergeLog(parts.disk, parts.index, parts.histories),
     )
     return queries, addresses.find("/run")
 

@@ -31,6 +31,7 @@ from ckptfs.store.ingest import Ingest
 from ckptfs.store.inode import ROOT_INO, Content, Inode, encode_inode
 from ckptfs.store.keyring import Keyring
 from ckptfs.store.layout import open_store
+from ckptfs.store.merge_log import MergeLog
 from ckptfs.store.merkle import file_root, version_root
 from ckptfs.store.recipe import Piece, Recipe
 from ckptfs.store.segments import Segments
@@ -74,6 +75,7 @@ class FilledStore:
             self._facts,
             keyring,
             WriterLog(self.disk, self.index, self.histories),
+            MergeLog(self.disk, self.index, self.histories),
             HealthLog(self.disk, self.index, self.histories),
         )
         self.prover = Prover(self.segments, self.histories, self.addresses, keyring)
