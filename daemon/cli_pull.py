@@ -60,6 +60,14 @@ def pull(
     keep_both: Annotated[
         bool, typer.Option("--keep-both", help="Where contents differ, keep the others as FILE~NODE.")
     ] = False,
+    tensor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tensor",
+            metavar="NAME",
+            help="Only this tensor, as a safetensors file (--as DIR/FILE). Also several.",
+        ),
+    ] = None,
     store: StoreDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -73,6 +81,8 @@ def pull(
         raise typer.BadParameter("--prefer and --keep-both go with --merge")
     if len(nodes) > 1 and not merge:
         raise typer.BadParameter("several nodes go with --merge")
+    if tensor and merge:
+        raise typer.BadParameter("--tensor fetches from one node; it does not go with --merge")
     keys = tuple(read_public_key(file).raw.hex() for file in key or [])
     with opened(or_mount(path, store), store) as (source, inner), progress_shown("pull") as on_progress:
         if inner == "/":
@@ -87,6 +97,7 @@ def pull(
             nodes=tuple(nodes) if merge else (),
             prefer=tuple(prefer or ()),
             keep_both=keep_both,
+            tensors=tuple(tensor or ()),
             name=name,
             live=live,
             keys=keys,
@@ -100,13 +111,23 @@ def _show(answer: Mapping[str, object]) -> None:
         say(f"passed over: {passed}")
     fetched = human_bytes(cast(int, answer["fetched_bytes"]))
     say(f"{answer['unit']} is now here as {answer['name']} ({answer['state']}, {fetched} fetched)")
+    if "tensors" in answer:
+        _show_tensors(answer)
     if "sources" in answer:
         _show_merge(answer)
     else:
         signed = answer["key"] or "nobody"
         say(f"it is version {answer['of']} of {answer['node']} on {answer['remote']}, signed by {signed}")
     if not answer["live"]:
-        say(f"its directory was not made ({answer['why']}); see .versions/{answer['unit']}")
+        shown = str(answer["unit"]).replace("%", "%25").replace("/", "%2F")
+        say(f"its directory was not made ({answer['why']}); see .versions/{shown}")
+
+
+def _show_tensors(answer: Mapping[str, object]) -> None:
+    for one in cast("Sequence[Mapping[str, object]]", answer["tensors"]):
+        shape = ", ".join(str(size) for size in cast("Sequence[int]", one["shape"]))
+        say(f"{one['name']}: {one['dtype']} [{shape}] of {one['path']}")
+    say(f"{answer['file']} has {human_bytes(cast(int, answer['file_bytes']))}")
 
 
 def _show_merge(answer: Mapping[str, object]) -> None:

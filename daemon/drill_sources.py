@@ -29,7 +29,7 @@ from ckptfs.store.errors import Corrupt, NotFound, Unavailable
 from ckptfs.store.formats import parse
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import RecipeId, TreeId
-from ckptfs.store.recipe import Recipe
+from ckptfs.store.remote.far_file import FarFile
 from ckptfs.store.remote.fetching import Fetcher
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.objects import Remote
@@ -238,7 +238,7 @@ async def _far_shapes(
             if not wanted(path):
                 continue
             await fetcher.fetch(keys_of([recipe]))
-            reader = _FarReader(parts.segments, fetcher, parts.segments.read_recipe(recipe))
+            reader = FarFile(parts.segments, fetcher, parts.segments.read_recipe(recipe))
             layout = await trio.to_thread.run_sync(parse, reader, path)
             if layout is not None:
                 shapes[path] = shapes_of(layout)
@@ -263,24 +263,3 @@ async def _far_files(
             elif not rest:
                 waiting.append((path + b"/" + child.name if path else child.name, child, ()))
     return files
-
-
-class _FarReader:
-    """Fetches what a parser asks for; from a worker thread."""
-
-    def __init__(self, segments: Segments, fetcher: Fetcher, recipe: Recipe) -> None:
-        self._segments, self._fetcher, self._recipe = segments, fetcher, recipe
-        self.size = recipe.size
-
-    def pread(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`; fewer only where the file ends."""
-        return trio.from_thread.run(self._read, offset, min(offset + length, self.size))
-
-    async def _read(self, offset: int, end: int) -> bytes:
-        if not 0 <= offset < end:
-            return b""
-        recipe = self._recipe
-        pieces = range(recipe.index_at(offset), recipe.index_at(end - 1) + 1)
-        chunks = {chunk for index in pieces if (chunk := recipe.piece(index).chunk) is not None}
-        await self._fetcher.fetch(keys_of(sorted(chunks)))
-        return self._segments.read_file(recipe, offset, end - offset)

@@ -8,6 +8,7 @@ Source: ARCHITECTURE.md, section 8; FORMAT.md, "Remotes", "Fetching".
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,9 +24,12 @@ from ckptfs.store.history_check import HistoryReport
 from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
 from ckptfs.store.remote.head import RemoteHead
 from ckptfs.store.remote.heads import newest_heads
+from ckptfs.store.remote.landing import Landing, Pulled
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.pull import Pulled, Puller
+from ckptfs.store.remote.pull import Puller
 from ckptfs.store.remote.several import done_for_each
+from ckptfs.store.remote.tensor_pull import PulledTensors, TensorPuller
+from ckptfs.store.remote.tensor_pull import Wanted as WantedTensors
 from ckptfs.store.signing import PublicKey
 from ckptfs.store.version_names import LATEST_COMPLETE, resolve, split_version
 
@@ -148,19 +152,26 @@ class Fetching:
         failures: Sequence[CkptfsError | OSError],
     ) -> tuple[Pulled, dict[str, Json]]:
         target, found, parts = place.target, place.found, self._parts
-        puller = Puller(
+        total = 0 if request.tensors else found.record.logical_bytes
+        store = (
             place.remote,
             parts.index,
             parts.segments,
             parts.ingest,
             parts.histories,
             os.urandom,
-            lambda done: report(Progress(done=done, total=found.record.logical_bytes)),
+            lambda done: report(Progress(done=done, total=total)),
         )
-        name = found.unit.name if request.name is None else os.fsencode(request.name).strip(b"/")
-        pulled = await puller.pull(found.record, name, found.inner)
         passed: list[Json] = [str(one) for one in failures]
-        return pulled, {**_answer(target, found, pulled, name), "passed_over": passed}
+        if request.tensors:
+            wanted = _wanted_tensors(target, found, request)
+            tensors = await TensorPuller(Landing(*store)).pull(wanted)
+            pulled, more = tensors.pulled, _tensor_answer(tensors, wanted)
+            name = wanted.name
+        else:
+            name = found.unit.name if request.name is None else os.fsencode(request.name).strip(b"/")
+            pulled, more = await Puller(*store).pull(found.record, name, found.inner), {}
+        return pulled, {**_answer(target, found, pulled, name), **more, "passed_over": passed}
 
     async def find(self, remote: Remote, request: Pull, keys: Sequence[PublicKey]) -> Found:
         """The version that a request names. NotFound or InvalidRequest say what there is instead."""
@@ -231,6 +242,47 @@ def _unit_row(unit: RemoteUnit, checked: HistoryReport, keys: Sequence[PublicKey
         "keys": list(checked.keys),
         "versions": versions,
     }
+
+
+_OTHER_NAME = re.compile(r"[^\w.=@+-]")
+_MOST_NAME = 100
+
+
+def _wanted_tensors(target: Target, found: Found, request: Pull) -> WantedTensors:
+    """InvalidRequest if the name is none of a file in a directory."""
+    unit, record = os.fsdecode(found.unit.name), found.record
+    if request.name is None:
+        label = _OTHER_NAME.sub("_", request.tensors[0])[:_MOST_NAME]
+        label += f"+{len(request.tensors) - 1}" if len(request.tensors) > 1 else ""
+        directory, file = f"{unit}.{label}", f"{label}.safetensors"
+    else:
+        directory, _, file = request.name.strip("/").rpartition("/")
+        if not directory:
+            raise InvalidRequest(
+                f"a tensor becomes a file in a directory of its own: --as DIR/{file or 'FILE'}"
+            )
+    node = found.unit.head.node
+    told = {
+        "ckptfs.version": f"{unit}@{record.name} of {node} on {target.name}",
+        "ckptfs.root": record.root.hex(),
+    }
+    name = os.fsencode(directory)
+    return WantedTensors(record, found.inner, request.tensors, name, os.fsencode(file), told)
+
+
+def _tensor_answer(tensors: PulledTensors, wanted: WantedTensors) -> dict[str, Json]:
+    rows: list[Json] = [
+        {
+            "name": one.part.name,
+            "dtype": one.part.dtype,
+            "shape": list(one.part.shape),
+            "bytes": one.part.length,
+            "path": one.path,
+        }
+        for one in tensors.tensors
+    ]
+    file = os.fsdecode(wanted.name + b"/" + wanted.file)
+    return {"tensors": rows, "file": file, "file_bytes": tensors.size_bytes}
 
 
 def _answer(target: Target, found: Found, pulled: Pulled, name: bytes) -> dict[str, Json]:

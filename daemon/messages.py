@@ -191,7 +191,7 @@ class Pull(Request, frozen=True, kw_only=True):
     several copied a unit of that name; `name` is what it is to be called here; `live`: make it the live
     directory as well. `keys` as in `Remotes`. `merge`: what all nodes (or `nodes`) have of one step becomes
     one version; where contents differ those of `prefer` are taken, and with `keep_both` the others kept too.
-    """
+    `tensors`: only these, as a safetensors file; `name` is then DIR/FILE."""
 
     remote: str | None = None
     node: str | None = None
@@ -199,6 +199,7 @@ class Pull(Request, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     prefer: tuple[str, ...] = ()
     keep_both: bool = False
+    tensors: tuple[str, ...] = ()
     name: str | None = None
     live: bool = True
     keys: tuple[str, ...] = ()

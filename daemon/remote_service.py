@@ -84,6 +84,8 @@ class RemoteService:
     async def _pull(self, request: messages.Pull, report: Report) -> Json:
         keys = [public_key(text) for text in request.keys]
         if request.merge:
+            if request.tensors:
+                raise InvalidRequest("a merge is of whole files; fetch a tensor of one node, or merge first")
             pulled, answer = await self._merging.merge(request, keys, report)
         elif request.nodes or request.prefer or request.keep_both:
             raise InvalidRequest("`nodes`, `prefer` and `keep_both` are for a merge")

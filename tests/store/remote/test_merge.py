@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from dcp_files import dcp_save
 from faultbucket import FaultBucket, Faults, MemoryBucket
 from saved_store import File, SavedStore, Tree, contents
 
@@ -116,6 +117,58 @@ def test_who_is_missing_is_told(tmp_path: Path) -> None:
         assert "a has no version of step 5" in record.missing
         absent = [f"iter_0000005/mp_rank_0{rank}/model_optim_rng.pt" for rank in (0, 1)]
         assert {*absent} <= {*record.missing}
+        here.store.close()
+
+    trio.run(main)
+
+
+def test_a_checkpoint_of_dcp(tmp_path: Path) -> None:
+    """`.metadata`, which rank 0 has written, says which ranks' files there have to be."""
+    import torch
+
+    rows = torch.arange(20_000, dtype=torch.float32).reshape(200, 100)
+    files = dcp_save({"w": [(0, rows[:50]), (50, rows[50:120]), (120, rows[120:])]})
+    (first_shard, second, third) = (b"__%d_0.distcp" % rank for rank in range(3))
+
+    async def main() -> None:
+        remote = Remote(MemoryBucket())
+        nodes = {
+            "a": {name: files[name] for name in (b".metadata", first_shard)},
+            "b": {second: files[second]},
+            "c": {third: files[third]},
+        }
+        sources = {
+            node: await copied(tmp_path, node, {b"step_5": tree}, remote) for node, tree in nodes.items()
+        }
+        here = Here(tmp_path / "here", remote)
+        part = (await here.merge([sources["a"], sources["c"]])).pulled.record
+        assert (part.state, part.missing) == (State.PARTIAL, ("step_5/__1_0.distcp",))
+        whole = (await here.merge([*sources.values()])).pulled.record
+        assert (whole.state, whole.missing, whole.steps) == (State.COMPLETE, (), (5,))
+        assert here.files(whole) == {b"step_5/" + name: content for name, content in files.items()}
+        here.store.close()
+
+    trio.run(main)
+
+
+def test_older_saves_that_are_rotated_away_on_one_node_hold_nothing_back(tmp_path: Path) -> None:
+    import torch
+
+    rows = torch.arange(20_000, dtype=torch.float32).reshape(200, 100)
+    files = dcp_save({"w": [(0, rows[:50]), (50, rows[50:])]})
+    first = {name: content for name, content in files.items() if name != b"__1_0.distcp"}
+    second = {b"__1_0.distcp": files[b"__1_0.distcp"]}
+
+    async def main() -> None:
+        remote = Remote(MemoryBucket())
+        sources = [
+            await copied(tmp_path, "a", {b"step_4": first, b"step_5": first}, remote),
+            await copied(tmp_path, "b", {b"step_5": second}, remote),
+        ]
+        here = Here(tmp_path / "here", remote)
+        record = (await here.merge(sources)).pulled.record
+        assert (record.state, record.steps) == (State.COMPLETE, (5,))
+        assert record.missing == ("step_4/__1_0.distcp",)
         here.store.close()
 
     trio.run(main)
