@@ -1,7 +1,7 @@
 """The log of a remote: found, read, added to.
 
-One rule: an entry counts only once it was read back and has a copy; what cannot be read and has no copy was
-never relied on by anybody, and is passed over.
+One rule: an entry counts only once it was read back and has a copy: whoever relies on one sees to that first.
+So what cannot be read and has no copy was never relied on by anybody, and is passed over.
 
 Source: FORMAT.md, "Remotes", "Collecting".
 """
@@ -64,22 +64,27 @@ class RemoteLog:
         assert not self._open, "a claim is open"
         return self.claim
 
-    async def refresh(self) -> None:
-        """Read what has come. Raises as the remote does."""
+    async def refresh(self, *, only_read: bool = True) -> None:
+        """Read what has come. Who changes anything on the remote may not `only_read`: then an entry whose
+        maker died before he copied it gets its copy here. Corrupt: an entry is damaged, and so is its copy.
+        Other errors as the remote raises."""
         number = self.end + 1 if self.end else await self._first()
         while await self._is_there(number):
-            self._take(number, await self._read(number))
+            entry = await self._read(number)
+            if entry is not None and not only_read:
+                await self._copy(number, entry)
+            self._take(number, entry)
             number += 1
 
     async def settle(self, wait_s: float | None = None) -> None:
         """The same; and wait for the decision on a claim that is open, at most so long (None: WAIT_S) behind
         it or what last extended it: then it is called off."""
-        await self.refresh()
+        await self.refresh(only_read=False)
         most_s, heard = WAIT_S if wait_s is None else wait_s, self._extensions
         with trio.move_on_after(most_s) as patience:
             while self._open:
                 await trio.sleep(POLL_S)
-                await self.refresh()
+                await self.refresh(only_read=False)
                 if self._extensions != heard:
                     heard, patience.deadline = self._extensions, trio.current_time() + most_s
         while self._open:
@@ -89,7 +94,7 @@ class RemoteLog:
         """Add an entry; its number. What others add before it is read first, and `unless` asked: then
         nothing is added, and 0 returned. Durable when: this returned."""
         for _ in range(_TRIES):
-            await self.refresh()
+            await self.refresh(only_read=False)
             if unless():
                 return 0
             number = self.end + 1
@@ -176,7 +181,7 @@ class RemoteLog:
                     self.decided, self.kept_name = entry.claim, entry.kept
 
     async def _read(self, number: int) -> Entry | None:
-        """An entry; None: it is void."""
+        """An entry; None: it is void. Corrupt: it was relied on, and cannot be told any more."""
         key = log_key(number)
         try:
             return decode_entry(await self._remote.get_unnamed(key), number)
@@ -185,8 +190,14 @@ class RemoteLog:
         try:
             copy = await self._remote.get_unnamed(key + COPY)
             entry = decode_entry(copy, number)
-        except (Corrupt, NotFound):
+        except NotFound:
             return None
+        except Corrupt as e:
+            raise Corrupt(
+                f"{self._remote.url}/{key} and its copy are both damaged ({wrong}; {e}), so it cannot be told "
+                "what may be relied on there: bring one of them back (an older version of the object, a "
+                "backup), or copy to another place"
+            ) from None
         healed = await self._healed(self._remote.replace_unnamed(key, copy))
         told = f"{self._remote.url}/{key}: {wrong}; {healed}"
         self.problems += [told] if told not in self.problems else []
@@ -224,11 +235,19 @@ class RemoteLog:
         return None, wrong[0]
 
     async def _copy(self, number: int, entry: Entry) -> None:
+        """Have a copy of an entry there, if there is none. Whether one that is there has rotted since is
+        looked at by `check`."""
         key, encoded = log_key(number) + COPY, encode_entry(number, entry)
+        if await self._remote.stat_or_none(key) is not None:
+            return
         try:
             await self._remote.create_unnamed(key, encoded)
+            if await self._remote.get_unnamed(key) == encoded:
+                return
         except (Conflict, Corrupt):
-            await self._remote.replace_unnamed(key, encoded)
+            pass
+        # It arrived torn, or somebody else's did: what it is a copy of was read just now.
+        await self._remote.replace_unnamed(key, encoded)
 
 
 async def dense_end(is_there: Callable[[int], Awaitable[bool]]) -> int:

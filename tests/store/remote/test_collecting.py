@@ -29,7 +29,7 @@ from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
-from ckptfs.store.remote.log_entry import Claim, Decision, Extension, Join
+from ckptfs.store.remote.log_entry import Claim, Decision, Extension, Join, encode_entry
 from ckptfs.store.remote.names import COPY, SHARDS, head_key, log_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport
@@ -424,6 +424,54 @@ def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
         with pytest.raises(CkptfsError, match="last collection"):
             await place.push()
         place.store.close()
+
+    trio.run(main)
+
+
+def test_who_relies_on_an_entry_sees_to_its_copy() -> None:
+    """Who called the claim off died before he copied that, and it rots once a push went by it: the collector
+    that slept may not decide any more."""
+
+    async def main() -> None:
+        bucket = MemoryBucket()
+        asleep = RemoteLog(Remote(bucket))
+        claim = await asleep.add(Claim("n", bytes(16)))
+        off = encode_entry(claim + 1, Decision(claim))
+        bucket.store(log_key(claim + 1), off)
+        pushing = RemoteLog(Remote(bucket))
+        await pushing.settle()
+        assert pushing.end == claim + 1 and bucket.objects[log_key(claim + 1) + COPY].payload == off
+        bucket.flip(log_key(claim + 1), 200)
+        assert await asleep.add(Decision(claim, b"k" * 32), lambda: not asleep.is_open) == 0
+        assert asleep.decided == 0 and bucket.objects[log_key(claim + 1)].payload == off
+
+    trio.run(main)
+
+
+def test_a_copy_that_arrives_torn_is_made_anew() -> None:
+    class Tearing(MemoryBucket):
+        async def create(self, key: str, payload: Payload) -> None:
+            await super().create(key, bytes(payload)[: 20 if key.endswith(COPY) else None])
+
+    async def main() -> None:
+        bucket = Tearing()
+        number = await RemoteLog(Remote(bucket)).add(Join(UnitId(bytes(16)), b"run", "n"))
+        assert bucket.objects[log_key(number) + COPY].payload == bucket.objects[log_key(number)].payload
+
+    trio.run(main)
+
+
+def test_an_entry_whose_copy_is_damaged_too_is_not_taken_for_void() -> None:
+    async def main() -> None:
+        bucket = MemoryBucket()
+        writer = RemoteLog(Remote(bucket))
+        claim = await writer.add(Claim("n", bytes(16)))
+        decision = await writer.add(Decision(claim, b"k" * 32))
+        for key in (log_key(decision), log_key(decision) + COPY):
+            bucket.flip(key, 200)
+        for work in (RemoteLog(Remote(bucket)).settle, RemoteLog(Remote(bucket)).refresh):
+            with pytest.raises(Corrupt, match="both damaged"):
+                await work()
 
     trio.run(main)
 
