@@ -1,7 +1,7 @@
 """`ckptfs remote gc`: retention at a remote, and the room of what nothing needs there.
 
-One rule: what may go is decided by store/retention.py alone, on what the remote lists; of units of other
-nodes only where that was asked for.
+One rule: what may go is decided by store/retention.py alone, on what the remote lists and by the storage's
+clock; of units of other nodes only where that was asked for.
 
 Source: ARCHITECTURE.md, section 8; FORMAT.md, "Remotes", "Collecting".
 """
@@ -9,7 +9,6 @@ Source: ARCHITECTURE.md, section 8; FORMAT.md, "Remotes", "Collecting".
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection
 
 from ckptfs.daemon.copying import Copying
@@ -35,10 +34,10 @@ class RemoteCollecting:
         """Collect one remote; the answer to be shown. Raises as Collector.collect."""
         target, names = self._copying.target(remote), dict[UnitId, str]()
 
-        def let_go(unit: RemoteUnit) -> Collection[int]:
+        def let_go(unit: RemoteUnit, now_ns: int) -> Collection[int]:
             names[unit.head.unit] = os.fsdecode(unit.name)
             is_ours = self._histories.unit(unit.head.unit) is not None
-            return self._expired(unit) if is_ours or every_node else ()
+            return self._expired(unit, now_ns) if is_ours or every_node else ()
 
         collector = Collector(target.open(), self._node, os.urandom, let_go)
         found = await collector.collect(dry_run=dry_run)
@@ -46,7 +45,7 @@ class RemoteCollecting:
             self._copying.let_go(target, found.went)
         return _row(target.name, found, names, dry_run=dry_run)
 
-    def _expired(self, unit: RemoteUnit) -> Collection[int]:
+    def _expired(self, unit: RemoteUnit, now_ns: int) -> Collection[int]:
         """What the policies do not want; what is pinned or tagged here counts as pinned there."""
         held = {*unit.pins, *self._histories.pins(unit.head.unit)}
         held |= {*unit.tags.values(), *self._histories.tags(unit.head.unit).values()}
@@ -65,7 +64,7 @@ class RemoteCollecting:
             )
             for record in unit.versions
         ]
-        plan = plan_expiry(candidates, lambda _: self._policies.of(unit.name), time.time_ns())
+        plan = plan_expiry(candidates, lambda _: self._policies.of(unit.name), now_ns)
         return {number for _, number in plan.order}
 
 

@@ -148,7 +148,7 @@ class Node:
     async def collect(self, remote: Remote) -> None:
         kept = self._random.choice([1, 1, 2, 99])
 
-        def let_go(unit: RemoteUnit) -> set[int]:
+        def let_go(unit: RemoteUnit, now_ns: int) -> set[int]:
             going = {record.number for record in unit.versions[:-kept]}
             self._run.may_go |= {(unit.head.unit, number) for number in going}
             return going
@@ -279,7 +279,7 @@ class Run:
         raise AssertionError(f"there is always something to collect: {again}")
 
     def _collector(self) -> Collector:
-        return Collector(self.remote(), "node", os.urandom, lambda unit: (), 0.0)
+        return Collector(self.remote(), "node", os.urandom, lambda unit, now_ns: (), 0.0)
 
 
 def _files(chunks: dict[ChunkId, bytes], tree: bytes, path: bytes) -> Iterator[tuple[bytes, bytes]]:

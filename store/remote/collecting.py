@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import trio
 
-from ckptfs.store.errors import Conflict, Corrupt, NotFound
+from ckptfs.store.errors import Conflict, Corrupt, NotFound, NotPermitted
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId, UnitId
 from ckptfs.store.remote import sending
 from ckptfs.store.remote.catalogue import RemoteUnit
+from ckptfs.store.remote.clock import storage_now_ns
 from ckptfs.store.remote.fencing import LetGo, Standing, fence, listed_units, read_standings
 from ckptfs.store.remote.kept import Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
@@ -90,6 +91,7 @@ class Collector:
         # Packs that were read as a whole, or made, by name.
         self._is_sound: dict[bytes, bool] = {}
         self._walked: set[tuple[UnitId, int]] = set()
+        self._now_ns = 0
 
     async def collect(self, *, dry_run: bool = False) -> Collected:
         """Take what retention lets go and nothing needs. With `dry_run` nothing changes.
@@ -104,7 +106,8 @@ class Collector:
         if self._log.is_open and not dry_run:
             raise self._busy()
         units = kept.units | self._log.joined.keys() | await listed_units(self._remote)
-        standings = await read_standings(self._remote, units, self._let_go)
+        self._now_ns = await self._storage_now_ns(dry_run)
+        standings = await read_standings(self._remote, units, self._let_go, self._now_ns)
         # Behind the heads: what they list is in shards by then.
         self._known = KnownChunks(self._remote, kept, every=True)
         await self._known.refresh()
@@ -153,6 +156,15 @@ class Collector:
             return Collected(is_off=True)
         await self._remove(left, listing, name)
         return report
+
+    async def _storage_now_ns(self, dry_run: bool) -> int:
+        """The storage's time; for who may only look the newest that it shows: then no more goes."""
+        try:
+            return await storage_now_ns(self._remote, self._random)
+        except NotPermitted:
+            if not dry_run:
+                raise
+            return max((meta.modified_ns for meta in await self._remote.list_objects("")), default=0)
 
     # ---- what is needed ---------------------------------------------------------------------
 
@@ -327,7 +339,7 @@ class Collector:
         self, units: Set[UnitId], standings: dict[UnitId, Standing], joined: dict[UnitId, Join], claim: int
     ) -> list[RemoteUnit]:
         units = units | await listed_units(self._remote)
-        return await fence(self._remote, units, standings, joined, claim, self._let_go)
+        return await fence(self._remote, units, standings, joined, claim, self._let_go, self._now_ns)
 
     async def _decide(self, left: Kept, fenced: Sequence[RemoteUnit]) -> bytes | None:
         """Put the decision into the log; the name of what is left, None if another was faster."""

@@ -24,8 +24,8 @@ from ckptfs.store.remote.several import done_for_each
 
 _PARALLEL = 8
 _TRIES = 8
-LetGo = Callable[[RemoteUnit], Collection[int]]
-"""The numbers of a unit's versions that are not to stay."""
+LetGo = Callable[[RemoteUnit, int], Collection[int]]
+"""The numbers of a unit's versions that are not to stay, at a moment of the storage's clock (ns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ async def listed_units(remote: Remote) -> set[UnitId]:
     return {one[0] for one in parsed if one is not None}
 
 
-async def read_standings(remote: Remote, units: Iterable[UnitId], let_go: LetGo) -> dict[UnitId, Standing]:
+async def read_standings(
+    remote: Remote, units: Iterable[UnitId], let_go: LetGo, now_ns: int
+) -> dict[UnitId, Standing]:
     """Those of these units that have a head. Corrupt or NotFound: of one it cannot be told what it has."""
 
     async def read(unit_id: UnitId) -> Standing | None:
@@ -55,7 +57,7 @@ async def read_standings(remote: Remote, units: Iterable[UnitId], let_go: LetGo)
         if newest.head is None:
             return None
         unit = await _whole(remote, newest.head)
-        return Standing(unit, frozenset(let_go(unit)))
+        return Standing(unit, frozenset(let_go(unit, now_ns)))
 
     wanted = sorted(units)
     found = await done_for_each(read, wanted, _PARALLEL)
@@ -69,6 +71,7 @@ async def fence(
     joined: Mapping[UnitId, Join],
     generation: int,
     let_go: LetGo,
+    now_ns: int,
 ) -> list[RemoteUnit]:
     """Give every unit a head of this generation; what those list. Raises as read_standings.
 
@@ -81,7 +84,7 @@ async def fence(
         if standing is None or not standing.going:
             return ()
         unit = standing.unit if standing.unit.head == head else await _whole(remote, head)
-        return standing.going.intersection(let_go(unit))
+        return standing.going.intersection(let_go(unit, now_ns))
 
     async def one(unit_id: UnitId) -> RemoteUnit:
         known = standings[unit_id].unit.head.sequence if unit_id in standings else 0

@@ -194,9 +194,9 @@ class RemoteLog:
             return None
         except Corrupt as e:
             raise Corrupt(
-                f"{self._remote.url}/{key} and its copy are both damaged ({wrong}; {e}), so it cannot be told "
-                "what may be relied on there: bring one of them back (an older version of the object, a "
-                "backup), or copy to another place"
+                f"{self._remote.url}/{key} and its copy are both damaged ({wrong}; {e}): what may be relied "
+                "on there cannot be told; bring one of them back (an older version of the object, a backup), "
+                "or copy to another place"
             ) from None
         healed = await self._healed(self._remote.replace_unnamed(key, copy))
         told = f"{self._remote.url}/{key}: {wrong}; {healed}"

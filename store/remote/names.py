@@ -95,6 +95,11 @@ def log_key(number: int) -> str:
     return f"log/{number:0{_SEQUENCE_DIGITS}x}"
 
 
+def probe_key(token: str) -> str:
+    """The key of an object that is removed again; `token` is random hex digits."""
+    return f"probe/{token}"
+
+
 def heads_of(unit: UnitId) -> str:
     """The folder of a unit's heads."""
     return f"{HEADS}/{unit.hex()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import cast
 
 import pytest
 import trio
-from faultbucket import MemoryBucket
+from faultbucket import START_NS, MemoryBucket
 from saved_store import SavedStore
 
 from ckptfs.daemon import copying
@@ -20,7 +21,8 @@ from ckptfs.daemon.copying import Check, Copying
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.remote_collecting import RemoteCollecting
 from ckptfs.daemon.retaining import Policies
-from ckptfs.store.errors import Unavailable
+from ckptfs.store.bucket import Payload
+from ckptfs.store.errors import NotPermitted, Unavailable
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collector
 from ckptfs.store.remote.objects import Remote
@@ -64,7 +66,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 def test_what_another_node_collected_is_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "ASK_EVERY_S", 0.05)
 
-    def let_go(unit: RemoteUnit) -> list[int]:
+    def let_go(unit: RemoteUnit, now_ns: int) -> list[int]:
         return [1]
 
     async def main() -> None:
@@ -90,6 +92,55 @@ def test_what_was_collected_from_here_is_not_called_safe(node: Node) -> None:
         assert node.noted == (1, 2, 3)
         await collecting.collect(None, dry_run=False, every_node=False)
         assert node.noted == (3,)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("ahead_days", [0, 20])
+def test_a_remote_is_collected_by_the_clock_of_its_storage(
+    node: Node, monkeypatch: pytest.MonkeyPatch, ahead_days: int
+) -> None:
+    """A node whose clock is years ahead lets nothing go there that is young."""
+    policies = cast(Policies, SimpleNamespace(of=lambda name: Policy("/*", keep_days=10)))
+
+    async def main() -> None:
+        node.store.now_ns = START_NS - ahead_days * 24 * 3600 * 10**9
+        async with trio.open_nursery() as nursery:
+            await node.save_and_follow(nursery)
+            nursery.cancel_scope.cancel()
+        years_ahead_ns = time.time_ns() + 10 * 365 * 24 * 3600 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: years_ahead_ns)
+        collecting = RemoteCollecting(node.copying, node.store.histories, policies, "node")
+        for dry_run in (True, False):
+            row = await collecting.collect(None, dry_run=dry_run, every_node=False)
+            forgotten = cast("dict[str, list[dict[str, object]]]", row)["forgotten"]
+            assert [one["number"] for one in forgotten] == ([1, 2] if ahead_days else [])
+        assert not node.bucket.keys("probe")
+
+    trio.run(main)
+
+
+def test_who_may_only_look_is_told_what_would_go(node: Node) -> None:
+    """By the newest time that the storage shows, which is not later than now."""
+    policies = cast(Policies, SimpleNamespace(of=lambda name: Policy("/*", keep_days=10)))
+
+    class Shown(MemoryBucket):
+        async def create(self, key: str, payload: Payload) -> None:
+            raise NotPermitted("403: no right to write")
+
+    async def main() -> None:
+        node.store.now_ns = START_NS - 20 * 24 * 3600 * 10**9
+        async with trio.open_nursery() as nursery:
+            await node.save_and_follow(nursery)
+            nursery.cancel_scope.cancel()
+        shown = Shown()
+        shown.objects = node.bucket.objects
+        node.copying.target(None).open = lambda: Remote(shown)
+        collecting = RemoteCollecting(node.copying, node.store.histories, policies, "node")
+        row = cast("dict[str, list[object]]", await collecting.collect(None, dry_run=True, every_node=False))
+        assert len(row["forgotten"]) == 2
+        with pytest.raises(NotPermitted):
+            await collecting.collect(None, dry_run=False, every_node=False)
 
     trio.run(main)
 

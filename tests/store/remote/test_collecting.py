@@ -105,7 +105,7 @@ class Place:
         return await pusher.push(self.unit, again=again)
 
     async def collect(self, kept: int = 1, remote: Remote | None = None, **more: bool) -> Collected:
-        def let_go(unit: object) -> set[int]:
+        def let_go(unit: object, now_ns: int) -> set[int]:
             numbers = {record.number for record in unit.versions[:-kept]}  # type: ignore[attr-defined]
             self.run.may_go |= {(self.unit, number) for number in numbers}
             return numbers
@@ -157,7 +157,7 @@ def test_what_is_tagged_and_pushed_before_the_claim_stays(tmp_path: Path) -> Non
             await place.save(*seeds)
             await place.push()
 
-        def let_go(unit: RemoteUnit) -> set[int]:
+        def let_go(unit: RemoteUnit, now_ns: int) -> set[int]:
             return {one.number for one in unit.versions[:-1]} - {*unit.tags.values()}
 
         class Tagging(Remote):

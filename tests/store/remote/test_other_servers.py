@@ -39,7 +39,7 @@ def test_azurite_serves_as_a_remote(tmp_path: Path) -> None:
             copied = CopiedUnits(store.index, "azure")
             pusher = Pusher(remote, store.disk, store.segments, store.histories, copied, "node")
             assert (await pusher.push(store.unit(b"run").unit)).safe == (1,)
-            found = await Collector(remote, "node", os.urandom, lambda unit: (), 0.0).collect()
+            found = await Collector(remote, "node", os.urandom, lambda unit, now_ns: (), 0.0).collect()
             assert not found.is_off and found.kept_packs
         finally:
             store.close()

@@ -58,7 +58,7 @@ class Places:
             await self.owner.publish(b"run", tree)
             for remote, name in ((Remote(self.first), "first"), (self.other, "second")):
                 await self.pusher(self.owner, remote, name).push(unit)
-        await Collector(Remote(self.first), "node", os.urandom, lambda one: (), 0.0).collect()
+        await Collector(Remote(self.first), "node", os.urandom, lambda unit, now_ns: (), 0.0).collect()
         await self.pusher(self.owner, Remote(self.first), "first").push(unit)
 
     async def wrong(self) -> str:
