@@ -38,6 +38,7 @@ from ckptfs.store.inode import Content, Inode, encode_inode
 from ckptfs.store.pins import PinnedFile, encode_pin
 from ckptfs.store.recipe import EMPTY, Piece, Recipe
 from ckptfs.store.retention import VersionKey
+from ckptfs.store.segment_format import segment_paths
 from ckptfs.store.sweep import Sweeper
 
 A, B, C, D = (chunk_id(name) for name in (b"a", b"b", b"c", b"d"))
@@ -347,6 +348,33 @@ def test_an_unreadable_tree_stops_the_collector(collecting: Collecting, rng: ran
         store.index.apply(change)
         before = collecting.chunks()
         with pytest.raises(Corrupt, match="nothing is collected while a tree cannot be read"):
+            await collecting.sweeper.collect()
+        assert collecting.chunks() == before
+
+    trio.run(scenario)
+
+
+def test_a_recipe_that_rotted_since_it_was_verified_stops_the_collector(
+    collecting: Collecting, rng: random.Random
+) -> None:
+    """One bit of an id in it, and a chunk that is right would be taken."""
+
+    async def scenario() -> None:
+        store = collecting.store
+        record = await store.publish(b"run", save(rng))
+        assert record.top.tree is not None
+        recipe = store.segments.read_tree(record.top.tree)[0].recipe
+        assert recipe is not None
+        (chunk, *_) = store.segments.read_recipe(recipe).chunks()
+        location = store.segments.locate(recipe)
+        assert location is not None
+        store.segments.mark_verified(location.segment)
+        path = store.root / segment_paths(location.segment)[location.in_idx]
+        content = bytearray(path.read_bytes())
+        content[content.index(chunk, location.offset) + 20] ^= 1
+        path.write_bytes(content)
+        before = collecting.chunks()
+        with pytest.raises(Corrupt, match="nothing is collected while a recipe cannot be read"):
             await collecting.sweeper.collect()
         assert collecting.chunks() == before
 

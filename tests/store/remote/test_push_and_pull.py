@@ -22,8 +22,10 @@ from ckptfs.store.remote.head import decode_head
 from ckptfs.store.remote.heads import KEPT, newest_heads
 from ckptfs.store.remote.names import FORMAT_KEY, head_key, parse_head_key
 from ckptfs.store.remote.objects import Remote
+from ckptfs.store.remote.pack import pack_chunks
 from ckptfs.store.remote.pull import Pulled, Puller
 from ckptfs.store.remote.push import Pusher, PushReport
+from ckptfs.store.segment_format import segment_paths
 from ckptfs.store.signing import SigningKey
 
 KEY = SigningKey(b"k" * 32)
@@ -112,6 +114,32 @@ def test_every_byte_comes_back_on_another_node(tmp_path: Path, key: RemoteKey | 
                 )  # fmt: skip
                 assert ours.origin == "pull" and ours.unit != theirs.unit
             assert [one.number for one in store.histories.versions(pulled.record.unit)] == [1, 2, 3]
+
+    trio.run(main)
+
+
+def test_what_rotted_since_it_was_verified_is_not_sent(tmp_path: Path) -> None:
+    """A mount takes what it has ingested or read for right: a copy of it elsewhere may not."""
+
+    async def main() -> None:
+        bucket = MemoryBucket()
+        with saved_store(tmp_path / "a") as store:
+            record = await store.publish(b"run", {b"big": noise(1, 300_000), b"small": b"one"})
+            assert record.top.tree is not None
+            recipe = store.segments.read_tree(record.top.tree)[0].recipe
+            assert recipe is not None
+            (chunk, *_) = store.segments.read_recipe(recipe).chunks()
+            location = store.segments.locate(chunk)
+            assert location is not None
+            store.segments.mark_verified(location.segment)
+            path = store.root / segment_paths(location.segment)[location.in_idx]
+            content = bytearray(path.read_bytes())
+            content[location.offset] ^= 1
+            path.write_bytes(content)
+            report = await push(store, Remote(bucket))
+            assert report.safe == () and "version 1 is not copied whole" in report.problems[0]
+            for key in bucket.keys("packs"):
+                list(pack_chunks(bucket.objects[key].payload))
 
     trio.run(main)
 
