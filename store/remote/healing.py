@@ -21,7 +21,7 @@ from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.names import PACKS, pack_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack
-from ckptfs.store.remote.reading import read_chunks
+from ckptfs.store.remote.reading import read_chunks, read_right_chunks
 from ckptfs.store.remote.relaying import OtherRemote, read_from
 from ckptfs.store.remote.shard import decode_shard
 from ckptfs.store.segments import Segments
@@ -107,13 +107,12 @@ class Healer:
         return "neither this store nor another remote has" if self._others else "this store has not"
 
     async def _payloads(self, chunks: list[ChunkId]) -> dict[ChunkId, bytes]:
+        """Those of these chunks that this store has, or another remote. Corrupt: the store has one with other
+        bytes, and there are no others to ask."""
         places = self._segments.locate_many(chunks)
-        try:
-            found = dict(await read_chunks(self._disk, self._segments, places)) if len(places) else {}
-        except (Corrupt, NotFound):
-            if not self._others:
-                raise
-            found = {}
+        if not self._others:
+            return dict(await read_chunks(self._disk, self._segments, places)) if len(places) else {}
+        found = await read_right_chunks(self._disk, self._segments, places) if len(places) else {}
         return found | await read_from(self._others, set(chunks) - found.keys())
 
     async def _chunks_of(self, number: int) -> list[ChunkId]:

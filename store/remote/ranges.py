@@ -19,6 +19,7 @@ from ckptfs.store.ids import ChunkId
 from ckptfs.store.remote.names import pack_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import check_chunk
+from ckptfs.store.remote.several import done_for_each
 from ckptfs.store.remote.shard import ROW, PackFacts, Rows
 
 RANGE_BYTES = 8 << 20
@@ -105,6 +106,26 @@ class RangeReader:
 
         await self.deliver(rows, take)
         return found
+
+    async def read_right(self, rows: Rows) -> list[Whole]:
+        """The same of what is there and right; the others are left out."""
+
+        async def read(one: PackRange) -> list[Whole]:
+            try:
+                return [(chunk, bytes(payload)) for chunk, payload in await self._read_once(one)]
+            except (Corrupt, NotFound):
+                pass  # which of them it is, is told below
+            found: list[Whole] = []
+            for at in range(len(one.rows)):
+                try:
+                    chunk, payload = await self._read_anywhere(one.rows[at : at + 1])
+                    found.append((chunk, bytes(payload)))
+                except (Corrupt, NotFound):
+                    continue
+            return found
+
+        parts = await done_for_each(read, list(_ranges(rows)), _PARALLEL)
+        return [one for part in parts for one in part]
 
     async def _read_range(self, one: PackRange) -> list[Got]:
         try:

@@ -10,7 +10,7 @@ import trio
 
 from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.errors import Corrupt, NotFound
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.places import Places
@@ -89,6 +89,17 @@ async def read_chunks(disk: Disk, segments: Segments, places: Places) -> list[tu
         (chunk, payload if payload is not None else segments.read_once(chunk))
         for chunk, payload in zip(places.chunks, read, strict=True)
     ]
+
+
+async def read_right_chunks(disk: Disk, segments: Segments, places: Places) -> dict[ChunkId, bytes]:
+    """The same of those that are right; the others are left out."""
+    found: dict[ChunkId, bytes] = {}
+    for chunk, payload in zip(places.chunks, await trio.to_thread.run_sync(_read, disk, places), strict=True):
+        try:
+            found[chunk] = payload if payload is not None else segments.read_once(chunk)
+        except (Corrupt, NotFound):
+            continue
+    return found
 
 
 def _read(disk: Disk, places: Places) -> list[bytes | None]:

@@ -7,7 +7,7 @@ Source: FORMAT.md, "Remotes", "Healing from another remote".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,8 @@ from ckptfs.store.remote.names import pack_key, piece_key, shard_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack, pack_rows
 from ckptfs.store.remote.ranges import RangeReader, Whole
-from ckptfs.store.remote.shard import PackFacts, Rows, decode_shard, encode_shard, keys_of
+from ckptfs.store.remote.reading import KeySet, add_recipe
+from ckptfs.store.remote.shard import PackFacts, chunk_of_key, decode_shard, encode_shard, keys_of
 from ckptfs.store.tree import decode_tree
 
 _SLICE = 256
@@ -49,20 +50,10 @@ class OtherRemote:
         try:
             known = await self._opened()
             rows = known.rows_of(keys_of(sorted(wanted)))
-            return await self._whole(RangeReader(self._remote, known.packs, known.others_of), rows)
+            return await RangeReader(self._remote, known.packs, known.others_of).read_right(rows)
         except (CkptfsError, OSError) as e:
             self.failure = str(e)
             return []
-
-    async def _whole(self, reader: RangeReader, rows: Rows) -> list[Whole]:
-        """What of these rows is right; what is not is found by halving."""
-        try:
-            return await reader.read(rows)
-        except (Corrupt, NotFound):
-            middle = len(rows) // 2
-            if not middle:
-                return []
-            return await self._whole(reader, rows[:middle]) + await self._whole(reader, rows[middle:])
 
     async def history(self, unit: UnitId) -> bytes:
         """The history of a unit as it has it; empty if it has none."""
@@ -133,11 +124,20 @@ class Relay:
             return
         for record in unit_of_history(head, history).versions:
             assert record.top.tree is not None, "a version is a directory"
-            lost = await self._bring_below(record.top.tree, report)
+            what = f"{self._remote.url}: version {record.number} of {head.unit.hex()}"
+            try:
+                brought, lost = await self._bring_below(record.top.tree, report)
+            except Corrupt as e:
+                report.damaged.append(f"{what}: {e}")
+                continue
+            if brought:
+                one = cid_text(min(brought))
+                report.healed.append(
+                    f"{what} lacked {len(brought)} chunks, {one} for one; brought from another remote"
+                )
             if lost:
                 report.damaged.append(
-                    f"{self._remote.url}: version {record.number} of {head.unit.hex()} lacks {len(lost)} "
-                    f"chunks that no other remote has, {cid_text(min(lost))} for one"
+                    f"{what} lacks {len(lost)} chunks that no other remote has, {cid_text(min(lost))} for one"
                 )
 
     async def _history(self, head: RemoteHead, report: RelayReport) -> bytes:
@@ -158,50 +158,59 @@ class Relay:
                 return history[:at]
         raise wrong
 
-    async def _bring_below(self, top: ChunkId, report: RelayReport) -> set[ChunkId]:
-        """Have all below a tree there; what nobody has."""
-        level, seen, recipes, lost = {top}, set[ChunkId](), set[ChunkId](), set[ChunkId]()
+    async def _bring_below(self, top: ChunkId, report: RelayReport) -> tuple[set[ChunkId], set[ChunkId]]:
+        """Have all below a tree there; what was brought, and what nobody has."""
+        level, seen, recipes = {top}, set[ChunkId](), set[ChunkId]()
+        brought, lost, chunks = set[ChunkId](), set[ChunkId](), KeySet()
         while level:
             seen |= level
             below = set[ChunkId]()
-            for encoded in (await self._have(level, lost, report)).values():
+
+            def add_entries(encoded: bytes, below: set[ChunkId] = below) -> None:
                 for entry in decode_tree(encoded):
                     if entry.tree is not None:
                         below.add(entry.tree)
                     elif entry.recipe is not None:
                         recipes.add(entry.recipe)
+
+            await self._have(level, add_entries, brought, lost, report)
             level = below - seen
-        chunks = set[ChunkId]()
-        for encoded in (await self._have(recipes, lost, report)).values():
-            chunks |= {piece.chunk for piece in decode_recipe(encoded).pieces() if piece.chunk is not None}
-        missing = [
-            ChunkId(bytes(key).ljust(32, b"\0")) for key in self._known.missing(keys_of(sorted(chunks)))
-        ]
+
+        def add_chunks(encoded: bytes) -> None:
+            add_recipe(chunks, decode_recipe(encoded))
+
+        await self._have(recipes, add_chunks, brought, lost, report)
+        missing = list(map(chunk_of_key, self._known.missing(chunks.all()).tolist()))
         for start in range(0, len(missing), _SLICE):
-            await self._bring(missing[start : start + _SLICE], lost, report)
-        return lost
+            await self._bring(missing[start : start + _SLICE], brought, lost, report)
+        return brought, lost
 
     async def _have(
-        self, wanted: set[ChunkId], lost: set[ChunkId], report: RelayReport
-    ) -> dict[ChunkId, bytes]:
-        """Trees or recipes, read here or brought."""
-        found: dict[ChunkId, bytes] = {}
-        if wanted:
-            rows = self._known.rows_of(keys_of(sorted(wanted)))
-            try:
-                found.update(await self._reader.read(rows))
-            except (Corrupt, NotFound):
-                found = {}  # which are damaged is not worth telling apart: all of them are small
-        return found | await self._bring(wanted - found.keys(), lost, report)
+        self,
+        wanted: set[ChunkId],
+        take: Callable[[bytes], None],
+        brought: set[ChunkId],
+        lost: set[ChunkId],
+        report: RelayReport,
+    ) -> None:
+        """Hand over trees or recipes, which are read here, or brought if they are not right here."""
+        ordered = sorted(wanted)
+        for start in range(0, len(ordered), _SLICE):
+            part = ordered[start : start + _SLICE]
+            found = dict(await self._reader.read_right(self._known.rows_of(keys_of(part))))
+            found |= await self._bring([one for one in part if one not in found], brought, lost, report)
+            for encoded in found.values():
+                take(encoded)
 
     async def _bring(
-        self, wanted: Iterable[ChunkId], lost: set[ChunkId], report: RelayReport
+        self, wanted: Sequence[ChunkId], brought: set[ChunkId], lost: set[ChunkId], report: RelayReport
     ) -> dict[ChunkId, bytes]:
-        chunks = sorted(wanted)
-        if not chunks:
+        """Have these there, which are not; those that were brought."""
+        if not wanted:
             return {}
-        found = await read_from(self._others, chunks)
-        lost |= {chunk for chunk in chunks if chunk not in found}
+        found = await read_from(self._others, wanted)
+        lost |= {chunk for chunk in wanted if chunk not in found}
+        brought.update(found)
         for part in _parts(sorted(found.items())):
             content = await trio.to_thread.run_sync(encode_pack, part, self._generation)
             name = self._remote.name(content)
@@ -213,9 +222,6 @@ class Relay:
             self._known.add(shard_name, decode_shard(shard))
             report.chunks += len(part)
             report.bytes += len(content)
-        if found:
-            what = f"{self._remote.url} lacked {len(found)} chunks, {cid_text(min(found))} for one"
-            report.healed.append(f"{what}; brought from another remote")
         return found
 
 

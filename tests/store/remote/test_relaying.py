@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from faultbucket import MemoryBucket, Stored
 from saved_store import SavedStore, Tree, contents
 
 from ckptfs.store.errors import CkptfsError, Corrupt, NotFound
-from ckptfs.store.ids import ChunkId
+from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.remote.box import RemoteKey
 from ckptfs.store.remote.catalogue import read_unit
 from ckptfs.store.remote.collecting import Collector
@@ -22,10 +22,12 @@ from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.heads import newest_heads
 from ckptfs.store.remote.names import FORMAT_KEY, head_key
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.pack import pack_chunks
+from ckptfs.store.remote.pack import pack_chunks, pack_rows
 from ckptfs.store.remote.pull import Puller
 from ckptfs.store.remote.push import Pusher
+from ckptfs.store.remote.ranges import Whole
 from ckptfs.store.remote.relaying import OtherRemote
+from ckptfs.store.segment_format import segment_paths
 from ckptfs.store.signing import SigningKey
 
 KEY = SigningKey(b"k" * 32)
@@ -185,6 +187,53 @@ def test_one_rotten_chunk_elsewhere_does_not_keep_the_others_from_healing(places
         reader = OtherRemote(other)
         found = {chunk for chunk, _ in await reader.read(chunks)}
         assert len(chunks) > 3 and len(found) == len(chunks) - 1 and not reader.failure
+
+    trio.run(main)
+
+
+class Asked(OtherRemote):
+    """Another remote; `asked`: the chunks that it was asked for."""
+
+    def __init__(self, remote: Remote) -> None:
+        super().__init__(remote)
+        self.asked: list[ChunkId] = []
+
+    async def read(self, chunks: Iterable[ChunkId]) -> list[Whole]:
+        wanted = list(chunks)
+        self.asked += wanted
+        return await super().read(wanted)
+
+
+def test_no_more_is_brought_than_what_failed(places: Places) -> None:
+    """A rotten recipe there, and then one in the healer's own store too."""
+
+    async def main() -> None:
+        record = await places.owner.publish(b"run", {b"%d" % number: b"%d" % number for number in range(50)})
+        unit = record.unit
+        for remote, name in ((Remote(places.first), "first"), (places.other, "second")):
+            await places.pusher(places.owner, remote, name).push(unit)
+        assert record.top.tree is not None
+        recipe = places.owner.segments.read_tree(record.top.tree)[7].recipe
+        assert recipe is not None
+        (key,) = places.first.keys("packs")
+        (at,) = [at for chunk, at, _ in pack_rows(places.first.objects[key].payload) if chunk == recipe]
+        places.first.flip(key, 8 * at)
+        healer = places.pusher(places.stranger, Remote(places.first), "first")
+        other = Asked(places.other)
+        found = await healer.heal(read=False, others=[other])
+        assert other.asked == [recipe] and found.damaged == []
+        assert [one for one in found.healed if f"lacked 1 chunks, {cid_text(recipe)}" in one], found
+
+        location = places.owner.segments.locate(recipe)
+        assert location is not None
+        path = places.owner.root / segment_paths(location.segment)[location.in_idx]
+        content = bytearray(path.read_bytes())
+        content[location.offset] ^= 1
+        path.write_bytes(content)
+        del places.first.objects[key]
+        healer, other = places.pusher(places.owner, Remote(places.first), "first"), Asked(places.other)
+        found = await healer.heal(read=False, others=[other])
+        assert other.asked == [recipe] and found.damaged == [] and key in places.first.objects
 
     trio.run(main)
 
