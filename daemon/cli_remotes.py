@@ -88,6 +88,14 @@ def collect(
     all_nodes: Annotated[
         bool, typer.Option("--all-nodes", help="Apply this node's policies to what other nodes copied, too.")
     ] = False,
+    give_up: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--give-up",
+            metavar="UNIT",
+            help="Take what is damaged of this unit (its id) for lost: its node is gone. Also several.",
+        ),
+    ] = None,
     mount: Annotated[
         str | None, typer.Option(metavar="PATH", help="Something on the mount that is meant.")
     ] = None,
@@ -95,13 +103,16 @@ def collect(
 ) -> None:
     """Let go the versions on a remote that no policy keeps, and give back the room of what nothing needs.
 
-    Others may copy to it and fetch from it meanwhile. What was sent within a day stays.
+    Others may copy to it and fetch from it meanwhile. What was sent within a day stays. Where something is
+    damaged nothing is taken, and the error says what to do.
     """
     from ckptfs.daemon import messages
     from ckptfs.daemon.cli_source import opened
 
     with opened(or_mount(mount, None), None) as (source, _):
-        request = messages.RemoteGc(remote=name, dry_run=dry_run, every_node=all_nodes)
+        request = messages.RemoteGc(
+            remote=name, dry_run=dry_run, every_node=all_nodes, give_up=tuple(give_up or ())
+        )
         answer = cast("Mapping[str, object]", source.ask(request))
     if as_json:
         print_json(answer)
@@ -112,6 +123,9 @@ def collect(
     would = "would be " if dry_run else ""
     for one in cast("Sequence[Mapping[str, object]]", answer["forgotten"]):
         say(f"{one['unit']}: version {one['number']} {'would go' if dry_run else 'went'}: no policy keeps it")
+    for one in cast("Sequence[Mapping[str, object]]", answer["lost"]):
+        what = "something" if one["number"] is None else f"version {one['number']}"
+        say(f"{one['unit']}: {what} {would}given up as lost: {one['why']}")
     freed, kept = (human_bytes(cast(int, answer[key])) for key in ("freed_bytes", "kept_bytes"))
     copied = human_bytes(cast(int, answer["copied_bytes"]))
     say(f"{freed} {would}removed from {answer['remote']} ({copied} of it {would}copied over), {kept} stay")

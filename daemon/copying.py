@@ -30,7 +30,7 @@ from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.healing import HealReport
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.push import Pusher, PushReport, complete_versions
+from ckptfs.store.remote.push import Pusher, PushReport, complete_versions, still_let_go
 from ckptfs.store.remote.relaying import OtherRemote
 from ckptfs.store.sweep import listed
 from ckptfs.store.units import Unit
@@ -151,8 +151,9 @@ class Copying:
         check: Check,
         report: Report,
     ) -> Json:
-        """`ckptfs push`: copy now; `number`: that version only. A row for each remote and unit, and one for
-        a remote to which nothing could be copied. The error itself, if that is all of them."""
+        """`ckptfs push`: copy now; `number`: that version only, even if a collector let it go there. A row
+        for each remote and unit, and one for a remote to which nothing could be copied. The error itself, if
+        that is all of them."""
 
         def wanted(record: VersionRecord) -> bool:
             if number is not None:
@@ -166,7 +167,9 @@ class Copying:
 
         async def push_to(target: Target) -> None:
             try:
-                rows[target.name] = await self._push(target, asked, wanted, check=check, report=report)
+                rows[target.name] = await self._push(
+                    target, asked, wanted, check=check, even_let_go=number is not None, report=report
+                )
             except (CkptfsError, OSError) as e:
                 failures[target.name] = e
             if len(rows) >= min(self._copies, len(targets)) or len(rows) + len(failures) == len(targets):
@@ -216,16 +219,21 @@ class Copying:
     ) -> Iterator[UnitId]:
         """Those of these units of which some version that is wanted has fewer copies."""
         for unit in asked:
-            copies = self._copies_of(unit.unit, targets)
+            copies = self._copies_of(unit.unit, targets, settled=True)
             for record in self._parts.histories.versions(unit.unit):
                 if wanted(record) and copies[record.number] < least:
                     yield unit.unit
                     break
 
-    def _copies_of(self, unit: UnitId, targets: Sequence[Target]) -> Counter[int]:
-        """How many of the remotes have each version."""
-        noted = (target.copied.of(unit) for target in targets)
-        return Counter(number for one in noted if one is not None for number in one.versions)
+    def _copies_of(self, unit: UnitId, targets: Sequence[Target], *, settled: bool = False) -> Counter[int]:
+        """How many of the remotes have each version; or, `settled`, are not to get it (any more)."""
+        found: Counter[int] = Counter()
+        for target in targets:
+            copied = target.copied.of(unit)
+            if copied is not None:
+                found.update(copied.versions)
+                found.update(still_let_go(self._parts.histories, unit, copied.let_go) if settled else ())
+        return found
 
     async def _push(
         self,
@@ -234,6 +242,7 @@ class Copying:
         wanted: Callable[[VersionRecord], bool],
         *,
         check: Check = Check.NO,
+        even_let_go: bool = False,
         report: Report = unreported,
     ) -> list[tuple[Unit, PushReport]]:
         parts, done, again = self._parts, list[tuple[Unit, PushReport]](), check is not Check.NO
@@ -246,7 +255,7 @@ class Copying:
             for unit in units:
                 if parts.histories.newest(unit.unit) is None:
                     continue
-                found = await pusher.push(unit.unit, wanted, again=again)
+                found = await pusher.push(unit.unit, wanted, again=again, even_let_go=even_let_go)
                 if found.copied:
                     log.info("%d versions of %s are copied to %s", len(found.copied), unit.text, target.name)
                 found.problems += healed.damaged + healed.healed
@@ -266,19 +275,30 @@ class Copying:
             lambda done, total: target.report(Progress(done=done, total=total)),
         )
 
-    def let_go(self, target: Target, went: Iterable[tuple[UnitId, int]]) -> None:
-        """A collection let versions go on a remote: they do not count as copied there any more."""
+    def let_go(
+        self,
+        target: Target,
+        went: Iterable[tuple[UnitId, int]],
+        lost: Iterable[tuple[UnitId, int]] = (),
+    ) -> None:
+        """A collection let versions go on a remote, or found that they are lost: they do not count as copied
+        there any more. What it let go is not sent again by itself."""
+        kept_away = set(went)
         gone: dict[UnitId, set[int]] = {}
-        for unit, number in went:
+        for unit, number in [*kept_away, *lost]:
             gone.setdefault(unit, set()).add(number)
         for unit, numbers in gone.items():
             copied = target.copied.of(unit)
             if copied is None:
                 continue
             left = tuple(number for number in copied.versions if number not in numbers)
+            let_go = {*copied.let_go, *(number for one, number in kept_away if one == unit)}
             records = (self._parts.histories.version(unit, number) for number in left)
             newest_ns = max((record.time_ns for record in records if record is not None), default=0)
-            target.copied.note(unit, msgspec.structs.replace(copied, versions=left, newest_ns=newest_ns))
+            noted = msgspec.structs.replace(
+                copied, versions=left, newest_ns=newest_ns, let_go=tuple(sorted(let_go))
+            )
+            target.copied.note(unit, noted)
 
     def status(self) -> Json:
         """What `status` says of the remotes."""
@@ -292,10 +312,11 @@ class Copying:
         waiting, safe_ns = 0, 0
         for unit in self._parts.histories.units():
             copies = self._copies_of(unit.unit, self._targets)
+            settled = self._copies_of(unit.unit, self._targets, settled=True)
             for record in self._parts.histories.versions(unit.unit):
                 if copies[record.number] >= self._copies:
                     safe_ns = max(safe_ns, record.time_ns)
-                elif complete_versions(record):
+                elif settled[record.number] < self._copies and complete_versions(record):
                     waiting += 1
         newest_safe = iso_time(safe_ns) if safe_ns else None
         return {"wanted": self._copies, "waiting_versions": waiting, "newest_safe": newest_safe}
@@ -334,7 +355,8 @@ class Copying:
         histories, waiting, safe_ns = self._parts.histories, list[VersionRecord](), 0
         for unit in histories.units():
             copied = target.copied.of(unit.unit)
-            done = frozenset(copied.versions if copied is not None else ())
+            done = set(copied.versions if copied is not None else ())
+            done |= still_let_go(histories, unit.unit, copied.let_go if copied is not None else ())
             safe_ns = max(safe_ns, copied.newest_ns if copied is not None else 0)
             left = (number for number in histories.numbers(unit.unit) if number not in done)
             records = (histories.version(unit.unit, number) for number in left)

@@ -171,11 +171,13 @@ class Push(Request, frozen=True, kw_only=True):
 
 class RemoteGc(Request, frozen=True, kw_only=True):
     """Let versions go at `remote` (None: the only one) that no policy keeps, and give back the room of what
-    nothing needs there; of units of other nodes too with `every_node`. Or only say what that is."""
+    nothing needs there; of units of other nodes too with `every_node`. Or only say what that is. Of the units
+    whose ids are in `give_up` (32 hex digits) what is damaged there holds nothing back: it is lost."""
 
     remote: str | None = None
     dry_run: bool = False
     every_node: bool = False
+    give_up: tuple[str, ...] = ()
 
 
 class Remotes(Request, frozen=True, kw_only=True):

@@ -61,7 +61,10 @@ class RemoteService:
                 return await self._pull(request, report)
             case messages.RemoteGc():
                 return await self._collecting.collect(
-                    request.remote, dry_run=request.dry_run, every_node=request.every_node
+                    request.remote,
+                    dry_run=request.dry_run,
+                    every_node=request.every_node,
+                    give_up=request.give_up,
                 )
         return await self._fetching.listing(request.remote, [public_key(text) for text in request.keys])
 

@@ -179,10 +179,12 @@ class FaultBucket:
             raise Killed
         if self._happens(faults.refused, "refused"):
             raise Unavailable("503: slow down")
-        answer = await call()
-        if is_last:
-            faults.died = True
-            raise Killed
+        try:
+            answer = await call()
+        finally:
+            if is_last:  # whatever the answer was
+                faults.died = True
+                raise Killed
         if self._happens(faults.lost, "lost"):
             raise Unavailable("timed out: the answer was lost")
         return answer

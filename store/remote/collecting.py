@@ -19,21 +19,26 @@ from ckptfs.store.ids import ChunkId, UnitId
 from ckptfs.store.remote import sending
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.clock import storage_now_ns
-from ckptfs.store.remote.fencing import LetGo, Standing, fence, listed_units, read_standings
+from ckptfs.store.remote.fencing import (
+    LetGo,
+    Standing,
+    fence,
+    listed_units,
+    read_standings,
+    without_lost,
+)
 from ckptfs.store.remote.kept import Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.listing import Listing, list_contents
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.log_entry import TOKEN_BYTES, Claim, Decision, Extension, Join
+from ckptfs.store.remote.lost import lost_versions
 from ckptfs.store.remote.names import (
     COPY,
     KEPT,
-    PACKS,
-    SHARDS,
     kept_key,
     log_key,
     pack_key,
-    parse_pack_key,
-    parse_shard_key,
     shard_key,
 )
 from ckptfs.store.remote.objects import Random, Remote
@@ -52,10 +57,11 @@ _SECOND_NS = 10**9
 @dataclass(slots=True)
 class Collected:
     """What a collection did, or would: the versions that went (unit, number), objects and bytes that are
-    removed, what was copied over of packs that were mostly not needed, and what stays. `is_off`: somebody
-    else decided first, nothing was taken."""
+    removed, what was copied over of packs that were mostly not needed, and what stays. `lost`: what of units
+    that were given up is damaged, see Standing. `is_off`: somebody else decided first, nothing was taken."""
 
     went: list[tuple[UnitId, int]] = field(default_factory=list)
+    lost: list[tuple[UnitId, int, str]] = field(default_factory=list)
     removed_packs: int = 0
     removed_bytes: int = 0
     removed_shards: int = 0
@@ -65,22 +71,21 @@ class Collected:
     is_off: bool = False
 
 
-@dataclass(slots=True)
-class _Listing:
-    """What lists showed before the decision: shards with their times, packs with their lengths."""
-
-    shards: dict[bytes, int]
-    packs: dict[bytes, int]
-    newest_ns: int
-
-
 class Collector:
     """Collects a remote, once. Belongs to one thread."""
 
     def __init__(
-        self, remote: Remote, node: str, random: Random, let_go: LetGo, grace_s: float = GRACE_S
+        self,
+        remote: Remote,
+        node: str,
+        random: Random,
+        let_go: LetGo,
+        grace_s: float = GRACE_S,
+        given_up: Iterable[UnitId] = (),
     ) -> None:
-        """`node` is what this node is called; shards younger than `grace_s` stay, with all their packs."""
+        """`node` is what this node is called; shards younger than `grace_s` stay, with all their packs. What
+        is damaged of the units `given_up` holds back nothing: it does not stay."""
+        self._given_up = frozenset(given_up)
         self._remote = remote
         self._node = node
         self._random = random
@@ -107,17 +112,24 @@ class Collector:
             raise self._busy()
         units = kept.units | self._log.joined.keys() | await listed_units(self._remote)
         self._now_ns = await self._storage_now_ns(dry_run)
-        standings = await read_standings(self._remote, units, self._let_go, self._now_ns)
+        standings = await read_standings(self._remote, units, self._let_go, self._now_ns, self._given_up)
+        if not self._given_up <= standings.keys():
+            unknown = min(self._given_up - standings.keys()).hex()
+            raise NotFound(f"{self._remote.url} has no unit {unknown}, so nothing of it is given up")
         # Behind the heads: what they list is in shards by then.
         self._known = KnownChunks(self._remote, kept, every=True)
         await self._known.refresh()
         before = self._known.shards
-        listing = await self._list()
+        listing = await list_contents(self._remote)
         stock = await self._stock(listing)
+        for unit in self._given_up:
+            standings[unit] = await without_lost(self._remote, stock, standings[unit])
         for standing in standings.values():
             await self._reach(stock, standing.unit, standing.staying)
+        await self._check_needed(stock, standings.values())
         report = Collected(
-            went=sorted((unit, number) for unit, one in standings.items() for number in one.going)
+            went=sorted((unit, number) for unit, one in standings.items() for number in one.going),
+            lost=sorted((unit, *lack) for unit, one in standings.items() for lack in one.lost),
         )
         if dry_run:
             found = await self._needed(stock)
@@ -126,18 +138,18 @@ class Collector:
             return report
         await self._copy_over(stock, listing, report)
         # Before the claim, which others wait for: it reads packs.
-        await self._sound(await self._stock(await self._list()))
+        await self._sound(await self._stock(await list_contents(self._remote)))
         claim, token = await self._claim()
         try:
             units = kept.units | standings.keys() | self._log.joined.keys()
             joined = dict(self._log.joined)
 
-            async def look() -> tuple[list[RemoteUnit], _Listing, Kept]:
+            async def look() -> tuple[list[RemoteUnit], Listing, Kept]:
                 fenced = await self._fence(units, standings, joined, claim)
                 staying = {(unit.head.unit, number) for unit in fenced for number in unit.head.versions}
                 report.went = [one for one in report.went if one not in staying]
                 await self._known.refresh()
-                listing = await self._list()
+                listing = await list_contents(self._remote)
                 listing.newest_ns = (await self._remote.stat(log_key(claim))).modified_ns
                 stock = await self._stock(listing)
                 for unit in fenced:
@@ -168,16 +180,7 @@ class Collector:
 
     # ---- what is needed ---------------------------------------------------------------------
 
-    async def _list(self) -> _Listing:
-        shards = await self._remote.list_objects(SHARDS)
-        packs = await self._remote.list_objects(PACKS)
-        return _Listing(
-            {name: meta.modified_ns for meta in shards if (name := parse_shard_key(meta.key)) is not None},
-            {name: meta.size for meta in packs if (name := parse_pack_key(meta.key)) is not None},
-            max((meta.modified_ns for meta in [*shards, *packs]), default=0),
-        )
-
-    async def _stock(self, listing: _Listing) -> Stock:
+    async def _stock(self, listing: Listing) -> Stock:
         """All rows in packs that are there."""
         known, stored = self._known, self._remote.stored_size
         there = np.array(
@@ -207,9 +210,20 @@ class Collector:
             assert record.top.tree is not None, "a version is a directory"
             try:
                 await self._walk.walk(stock, [record.top.tree])
-            except Corrupt as e:
-                raise self._damaged(f"version {record.number} of {unit.head.unit.hex()}: {e}") from None
+            except (Corrupt, NotFound) as e:
+                raise self._damaged(str(e), record) from None
             self._walked.add((record.unit, record.number))
+
+    async def _check_needed(self, stock: Stock, standings: Iterable[Standing]) -> None:
+        """Corrupt names a version that lacks chunks."""
+        try:
+            await trio.to_thread.run_sync(lambda: stock.rows_of(self._walk.all()))
+        except Corrupt as e:
+            for standing in standings:
+                for number, lack in (await lost_versions(self._remote, stock, standing.staying)).items():
+                    (record,) = (one for one in standing.staying if one.number == number)
+                    raise self._damaged(lack.why, record) from None
+            raise self._damaged(str(e)) from None
 
     async def _needed(self, stock: Stock) -> Needed:
         try:
@@ -244,14 +258,18 @@ class Collector:
         except (Corrupt, NotFound):
             self._is_sound[name] = False
 
-    def _damaged(self, what: str) -> Corrupt:
+    def _damaged(self, what: str, record: VersionRecord | None = None) -> Corrupt:
         more = f" ({self._known.problems[0]})" if self._known.problems else ""
-        return Corrupt(
-            f"{self._remote.url} is damaged, so nothing is collected: {what}{more}; "
-            "heal it first (`ckptfs push --verify` from the nodes that copy to it)"
-        )
+        advice = "heal it first (`ckptfs push --verify` from the nodes that copy to it)"
+        if record is not None:
+            what = f"version {record.number} of {record.unit.hex()}: {what}"
+            advice += (
+                "; if its node is gone for good, and no other remote has it: `ckptfs remote gc --give-up "
+                f"{record.unit.hex()}` goes on without what is damaged"
+            )
+        return Corrupt(f"{self._remote.url} is damaged, so nothing is collected: {what}{more}; {advice}")
 
-    def _old(self, listing: _Listing) -> Mask:
+    def _old(self, listing: Listing) -> Mask:
         """Which packs are listed by shards that are old enough only."""
         young_ns = listing.newest_ns - self._grace_ns
         young = {
@@ -261,7 +279,7 @@ class Collector:
         }
         return np.array([pack.name not in young for pack in self._known.packs], np.bool_)
 
-    def _sparse(self, found: Needed, listing: _Listing) -> Mask:
+    def _sparse(self, found: Needed, listing: Listing) -> Mask:
         mask: Mask = found.sparse & self._old(listing)
         return mask
 
@@ -269,7 +287,7 @@ class Collector:
         self,
         stock: Stock,
         found: Needed,
-        listing: _Listing,
+        listing: Listing,
         before: frozenset[bytes],
         claim: int,
         report: Collected,
@@ -302,7 +320,7 @@ class Collector:
 
     # ---- what is done -----------------------------------------------------------------------
 
-    async def _copy_over(self, stock: Stock, listing: _Listing, report: Collected) -> None:
+    async def _copy_over(self, stock: Stock, listing: Listing, report: Collected) -> None:
         """Bring what is needed of packs that mostly are not into new ones."""
         found = await self._needed(stock)
         rows = found.rows_in(self._sparse(found, listing))
@@ -339,7 +357,8 @@ class Collector:
         self, units: Set[UnitId], standings: dict[UnitId, Standing], joined: dict[UnitId, Join], claim: int
     ) -> list[RemoteUnit]:
         units = units | await listed_units(self._remote)
-        return await fence(self._remote, units, standings, joined, claim, self._let_go, self._now_ns)
+        more = claim, self._let_go, self._now_ns, self._given_up
+        return await fence(self._remote, units, standings, joined, *more)
 
     async def _decide(self, left: Kept, fenced: Sequence[RemoteUnit]) -> bytes | None:
         """Put the decision into the log; the name of what is left, None if another was faster."""
@@ -351,7 +370,7 @@ class Collector:
         await self._log.add(Decision(left.claim, name), lambda: not self._log.is_open)
         return name if (self._log.decided, self._log.kept_name) == (left.claim, name) else None
 
-    async def _remove(self, left: Kept, listing: _Listing, name: bytes) -> None:
+    async def _remove(self, left: Kept, listing: Listing, name: bytes) -> None:
         kept = {
             pack.name
             for number, pack in enumerate(self._known.packs)

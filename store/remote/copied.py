@@ -18,13 +18,15 @@ _PREFIX = b"remote:"
 
 class Copied(msgspec.Struct, frozen=True, array_like=True):
     """What is safe of a unit: as of head `sequence`, whose history ends with `chain`, `versions` (rising);
-    the storage got that head at `modified_ns` (its clock); `newest_ns` is the time of the newest of them."""
+    the storage got that head at `modified_ns` (its clock); `newest_ns` is the time of the newest of them.
+    `let_go` is what that head says that a collector let go."""
 
     sequence: int
     chain: bytes
     versions: tuple[int, ...]
     modified_ns: int
     newest_ns: int
+    let_go: tuple[int, ...] = ()
 
 
 class CopiedUnits:

@@ -20,6 +20,7 @@ from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
 from ckptfs.store.remote.box import NAME_BYTES
 
 _VERSION = 1
+_VERSION_LET_GO = 2
 _KIND = 1
 _NUMBERS = range(1, 1 << 63)
 _GENERATIONS = range(1 << 63)
@@ -33,6 +34,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "chain": (bytes,),
     "versions": (list,),
 }
+_FIELDS_LET_GO: dict[str, tuple[type, ...]] = {**_FIELDS, "let_go": (list,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ class Piece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteHead:
     """What of a unit is copied: its history up to the chain value `chain`, and the versions `versions`
-    (rising). `name` is what the unit is called, `node` the node that copies it, for people."""
+    (rising). `let_go` (rising, none of `versions`): what a collector let go of what its node may still have,
+    so that the node does not send it again. `name` is what the unit is called, `node` the node that copies
+    it, for people."""
 
     unit: UnitId
     sequence: int
@@ -56,6 +60,7 @@ class RemoteHead:
     pieces: tuple[Piece, ...] = ()
     chain: bytes = GENESIS
     versions: tuple[int, ...] = ()
+    let_go: tuple[int, ...] = ()
 
     @property
     def history_bytes(self) -> int:
@@ -65,19 +70,19 @@ class RemoteHead:
     def encode(self) -> bytes:
         """Canonical bytes."""
         pieces: list[Node] = [[piece.name, piece.size] for piece in self.pieces]
-        payload = encode_node(
-            {
-                "version": _VERSION,
-                "unit": self.unit,
-                "name": self.name,
-                "node": self.node,
-                "generation": self.generation,
-                "pieces": pieces,
-                "chain": self.chain,
-                "versions": list(self.versions),
-            }
-        )
-        return encode_frame(_KIND, self.sequence, payload)
+        node: dict[str, Node] = {
+            "version": _VERSION_LET_GO if self.let_go else _VERSION,
+            "unit": self.unit,
+            "name": self.name,
+            "node": self.node,
+            "generation": self.generation,
+            "pieces": pieces,
+            "chain": self.chain,
+            "versions": list(self.versions),
+        }
+        if self.let_go:
+            node["let_go"] = list(self.let_go)
+        return encode_frame(_KIND, self.sequence, encode_node(node))
 
 
 def decode_head(encoded: Payload) -> RemoteHead:
@@ -85,12 +90,17 @@ def decode_head(encoded: Payload) -> RemoteHead:
     frame = next(iter(decode_frames(memoryview(encoded))), None)
     if frame is None or frame.end != len(encoded) or frame.kind != _KIND or frame.sequence not in _NUMBERS:
         raise Corrupt("not the head of a unit, or one that is damaged")
-    node = checked_map(frame.payload, _FIELDS, "head")
+    node = _fields(frame.payload)
     unit, name, chain = (cast(bytes, node[key]) for key in ("unit", "name", "chain"))
-    if node["version"] != _VERSION or len(unit) != UNIT_ID_BYTES or len(chain) != len(GENESIS) or not name:
+    version = _VERSION_LET_GO if "let_go" in node else _VERSION
+    if node["version"] != version or len(unit) != UNIT_ID_BYTES or len(chain) != len(GENESIS) or not name:
         raise Corrupt("a head has a field of the wrong length or version")
     if b"\0" in name or node["generation"] not in _GENERATIONS:
         raise Corrupt("a head has no usable name, or a generation out of range")
+    versions = _versions(cast("list[Node]", node["versions"]))
+    let_go = _versions(cast("list[Node]", node.get("let_go", [])))
+    if ("let_go" in node and not let_go) or not {*versions}.isdisjoint(let_go):
+        raise Corrupt("a head lets go what it lists, or nothing")
     return RemoteHead(
         unit=UnitId(unit),
         sequence=frame.sequence,
@@ -99,8 +109,16 @@ def decode_head(encoded: Payload) -> RemoteHead:
         generation=cast(int, node["generation"]),
         pieces=tuple(map(_piece, cast("list[Node]", node["pieces"]))),
         chain=chain,
-        versions=_versions(cast("list[Node]", node["versions"])),
+        versions=versions,
+        let_go=let_go,
     )
+
+
+def _fields(payload: bytes) -> dict[str, Node]:
+    try:
+        return checked_map(payload, _FIELDS, "head")
+    except Corrupt:
+        return checked_map(payload, _FIELDS_LET_GO, "head")
 
 
 def _piece(node: Node) -> Piece:

@@ -8,7 +8,7 @@ Source: FORMAT.md, "Remotes", "Copying, and what a crash leaves".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptfs.store.disk import Disk
@@ -17,7 +17,7 @@ from ckptfs.store.histories import Histories
 from ckptfs.store.history import PULLED, State, VersionRecord
 from ckptfs.store.history_scan import scan_history
 from ckptfs.store.ids import UnitId
-from ckptfs.store.remote.catalogue import read_history
+from ckptfs.store.remote.catalogue import read_history, unit_of_history
 from ckptfs.store.remote.copied import Copied, CopiedUnits
 from ckptfs.store.remote.head import Piece, RemoteHead, decode_head, merged_pieces
 from ckptfs.store.remote.heads import (
@@ -33,6 +33,7 @@ from ckptfs.store.remote.kept import EVERYTHING, Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.log_entry import Join
+from ckptfs.store.remote.lost import lost_versions, stock_of_shards
 from ckptfs.store.remote.names import head_key, piece_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.reading import chunks_of
@@ -49,6 +50,12 @@ Wanted = Callable[[VersionRecord], bool]
 def complete_versions(record: VersionRecord) -> bool:
     """What is copied if nobody asks for more. What was pulled is on a remote."""
     return record.state is State.COMPLETE and record.origin != PULLED
+
+
+def still_let_go(histories: Histories, unit: UnitId, let_go: Iterable[int]) -> frozenset[int]:
+    """Those of the versions that a collector let go on a remote that are not wanted there again: nobody has
+    pinned or tagged them here."""
+    return frozenset(let_go) - histories.pins(unit) - {*histories.tags(unit).values()}
 
 
 @dataclass(slots=True)
@@ -135,10 +142,16 @@ class Pusher:
         )
 
     async def push(
-        self, unit_id: UnitId, wanted: Wanted = complete_versions, *, again: bool = False
+        self,
+        unit_id: UnitId,
+        wanted: Wanted = complete_versions,
+        *,
+        again: bool = False,
+        even_let_go: bool = False,
     ) -> PushReport:
         """Copy the versions of a unit that are `wanted` and not copied yet, the newest first; `again`: see
-        to it that those that are copied still have all their chunks there, as far as shards tell.
+        to it that those that are copied still have all their chunks there, as far as shards tell. What a
+        collector let go there is sent again only if it is pinned or tagged since, or with `even_let_go`.
 
         A version that is damaged here is left out and named in `problems`. Conflict: the remote has another
         history under this unit's id. Other errors as the remote raises: the versions in `safe` of the next
@@ -150,7 +163,7 @@ class Pusher:
         await self._remote.open(create=True)
         for last in range(_TRIES - 1, -1, -1):
             try:
-                await self._push(unit_id, wanted, again, report)
+                await self._push(unit_id, wanted, again, even_let_go, report)
                 break
             except Overtaken:
                 if not last:
@@ -159,14 +172,18 @@ class Pusher:
         report.problems += self._told()
         return report
 
-    async def _push(self, unit_id: UnitId, wanted: Wanted, again: bool, report: PushReport) -> None:
-        base = await self._begin(unit_id, report)
+    async def _push(
+        self, unit_id: UnitId, wanted: Wanted, again: bool, even_let_go: bool, report: PushReport
+    ) -> None:
+        base, lost = await self._begin(unit_id, report)
         await self._known.refresh()
-        # A head that is gone on from instead of a damaged one may list what a collector has taken since.
         again = again or bool(self._known.problems or report.problems)
+        passed_over = frozenset() if even_let_go else still_let_go(self._histories, unit_id, base.let_go)
         for record in reversed(self._histories.versions(unit_id)):
             is_copied = record.number in base.versions
-            if (is_copied and not again) or not (is_copied or wanted(record)):
+            if (is_copied and not again) or not (is_copied or wanted(record) or record.number in lost):
+                continue
+            if not is_copied and record.number in passed_over:
                 continue
             try:
                 missing = self._known.missing(await chunks_of(self._segments, record))
@@ -183,14 +200,16 @@ class Pusher:
         if base.chain != self._history(unit_id)[1]:
             base = await self._place(unit_id, base, None, report)
         noted = self._copied.of(unit_id)
-        if noted is None or (noted.sequence, noted.versions) != (base.sequence, base.versions):
+        listed = (base.sequence, base.versions, base.let_go)
+        if noted is None or (noted.sequence, noted.versions, noted.let_go) != listed:
             await self._confirm(base)  # a push died behind its head, or a collector made it
         report.safe = base.versions
 
     # ---- heads and histories ----------------------------------------------------------------
 
-    async def _begin(self, unit_id: UnitId, report: PushReport) -> RemoteHead:
-        """The head to go on from: the collector of the remote sees it before anything is relied on."""
+    async def _begin(self, unit_id: UnitId, report: PushReport) -> tuple[RemoteHead, Collection[int]]:
+        """The head to go on from: the collector of the remote sees it before anything is relied on. And what
+        is copied, but not whole there."""
         noted = self._copied.of(unit_id)
         newest = await newest_head(self._remote, unit_id, noted.sequence if noted is not None else 0)
         # Behind the heads: whose fence was met, or is damaged, has its claim in the log.
@@ -205,17 +224,40 @@ class Pusher:
         if newest.head is not None:
             self._check_continues(newest.head, self._history(unit_id)[0])
             if sequence == newest.head.sequence:
-                return newest.head
+                return newest.head, ()
         unit = self._unit(unit_id)
         if newest.head is None:
             # Whoever collects from now on knows of this unit; who did before is known to us.
             await self._log.add(Join(unit_id, unit.name, self._node))
             await self._look_at_log()
         base = newest.head or RemoteHead(unit=unit_id, sequence=1, name=unit.name, node=self._node)
-        base = replace(base, sequence=sequence + 1, generation=self._generation)
+        # An older head than the newest may list what a collector has taken since.
+        lost = await self._lost_there(base, report)
+        versions = tuple(number for number in base.versions if number not in lost)
+        base = replace(base, sequence=sequence + 1, generation=self._generation, versions=versions)
         await fill_signposts(self._remote, base, newest.sequence)
         await self._make_head(base)
-        return base
+        return base, lost
+
+    async def _lost_there(self, head: RemoteHead, report: PushReport) -> frozenset[int]:
+        """Those of the versions that a head lists that cannot stay listed: they lack something on the remote,
+        which is told. But what is not here any more and only damaged may yet be healed, and stays."""
+        if not head.versions:
+            return frozenset()
+        known = KnownChunks(self._remote, self._kept, every=True)
+        await known.refresh()
+        unit = unit_of_history(head, self._history(head.unit)[0])
+        lacks = await lost_versions(self._remote, await stock_of_shards(known), unit.versions)
+        report.problems += [
+            f"version {number} of {head.unit.hex()} is not whole on {self._remote.url}: {lack.why}"
+            for number, lack in lacks.items()
+        ]
+        here = {*self._histories.numbers(head.unit)}
+        return frozenset(
+            number
+            for number, lack in lacks.items()
+            if number in here or (lack.is_missing and not known.problems)
+        )
 
     def _check_continues(self, head: RemoteHead, history: bytes) -> None:
         """Conflict unless what is copied of the history is the beginning of what is here."""
@@ -231,6 +273,7 @@ class Pusher:
     ) -> RemoteHead:
         """The next head, with version `number` too; read back, and noted."""
         history, chain = self._history(unit_id)
+        here = {*self._histories.numbers(unit_id)} - {number}
         pieces = await self._send_history(unit_id, base, history, report)
         head = replace(
             base,
@@ -241,6 +284,7 @@ class Pusher:
             pieces=pieces,
             chain=chain,
             versions=tuple(sorted({*base.versions, *([] if number is None else [number])})),
+            let_go=tuple(one for one in base.let_go if one in here),
         )
         await self._make_head(head)
         await self._confirm(head)
@@ -291,7 +335,7 @@ class Pusher:
         placed = await self._remote.stat(head_key(head.unit, head.sequence))
         records = (self._histories.version(head.unit, number) for number in reversed(head.versions))
         newest_ns = max((record.time_ns for record in records if record is not None), default=0)
-        copied = Copied(head.sequence, head.chain, head.versions, placed.modified_ns, newest_ns)
+        copied = Copied(head.sequence, head.chain, head.versions, placed.modified_ns, newest_ns, head.let_go)
         self._copied.note(head.unit, copied)
 
     def _unit(self, unit_id: UnitId) -> Unit:

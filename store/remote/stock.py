@@ -30,6 +30,10 @@ from ckptfs.store.remote.shard import (
 Mask = npt.NDArray[np.bool_]
 
 
+class Missing(Corrupt):
+    """Chunks lie in no pack that counts: none is damaged that could be healed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stock:
     """Packs, and all rows that lie in those that are there (`pack` is a number in `packs`), in the order of
@@ -43,7 +47,7 @@ class Stock:
     ids: Keys
 
     def rows_of(self, wanted: Keys) -> Rows:
-        """A row of each of these, in the order of pack and offset; Corrupt names one that is nowhere."""
+        """A row of each of these, in the order of pack and offset; Missing names one that is nowhere."""
         at = self.ids.searchsorted(wanted)
         if len(self.ids):
             at = np.where(self.ids[np.minimum(at, len(self.ids) - 1)] == wanted, at, -1)
@@ -54,7 +58,7 @@ class Stock:
         return found[np.lexsort((found["offset"], found["pack"]))]
 
     def needed(self, wanted: Keys) -> Needed:
-        """Where these chunks (sorted) are to be had; Corrupt names one that is nowhere."""
+        """Where these chunks (sorted) are to be had; Missing names one that is nowhere."""
         rows = self.rows[find_keys(wanted, self.ids)]
         held = self._bytes_of(self.rows)
         share = self._bytes_of(rows) / np.maximum(1, held)
@@ -139,4 +143,4 @@ def _check_all(wanted: Keys, at: npt.NDArray[np.intp]) -> None:
     lost = wanted[at < 0]
     if len(lost):
         chunk = chunk_of_key(bytes(lost[0]))
-        raise Corrupt(f"{len(lost)} chunks are missing, {cid_text(chunk)} for one", expected=chunk)
+        raise Missing(f"{len(lost)} chunks are missing, {cid_text(chunk)} for one", expected=chunk)

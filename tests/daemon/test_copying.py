@@ -22,7 +22,9 @@ from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.remote_collecting import RemoteCollecting
 from ckptfs.daemon.retaining import Policies
 from ckptfs.store.bucket import Payload
-from ckptfs.store.errors import NotPermitted, Unavailable
+from ckptfs.store.errors import InvalidRequest, NotPermitted, Unavailable
+from ckptfs.store.histories import Histories
+from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collector
 from ckptfs.store.remote.objects import Remote
@@ -141,6 +143,65 @@ def test_who_may_only_look_is_told_what_would_go(node: Node) -> None:
         assert len(row["forgotten"]) == 2
         with pytest.raises(NotPermitted):
             await collecting.collect(None, dry_run=False, every_node=False)
+
+    trio.run(main)
+
+
+def test_what_was_let_go_elsewhere_waits_for_nobody(node: Node) -> None:
+    """It is not sent again by itself, nor said to wait; but when it is asked for, or tagged since."""
+    policies = cast(Policies, SimpleNamespace(of=lambda name: Policy("/*", keep_last=1)))
+    unit = node.store.unit(b"run")
+
+    def waiting() -> tuple[object, object]:
+        (row,) = cast("list[dict[str, object]]", node.copying.status())
+        return row["waiting_versions"], cast("dict[str, object]", node.copying.copies())["waiting_versions"]
+
+    async def push(number: int | None = None) -> list[int]:
+        more = {"partial": False, "check": Check.NO, "report": lambda done: None}
+        (row,) = cast("list[dict[str, object]]", await node.copying.push([unit], number, None, **more))
+        assert row["enough"] and not row["problems"]
+        return cast("list[int]", row["copied"])
+
+    async def main() -> None:
+        for number in range(3):
+            await node.store.publish(b"run", {b"n": b"%d" % number})
+        assert await push() == [1, 2, 3]
+        elsewhere = RemoteCollecting(node.copying, cast(Histories, Stranger()), policies, "other")
+        before = node.copying.target(None).copied.of(unit.unit)
+        assert before is not None
+        answer = await elsewhere.collect(None, dry_run=False, every_node=True)
+        assert len(cast("dict[str, list[object]]", answer)["forgotten"]) == 2
+        node.copying.target(None).copied.note(unit.unit, before)
+        assert await push() == [] and node.noted == (3,) and waiting() == (0, 0)
+        node.store.histories.tag(unit.unit, 1, "good")
+        assert waiting() == (1, 1)
+        assert await push() == [1] and await push(2) == [2]
+        assert node.noted == (1, 2, 3) and waiting() == (0, 0)
+
+    trio.run(main)
+
+
+class Stranger:
+    """The histories of a node that has none."""
+
+    def unit(self, unit: UnitId) -> None:
+        return None
+
+    def pins(self, unit: UnitId) -> set[int]:
+        return set()
+
+    def tags(self, unit: UnitId) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize("text", ["run", "", "ab", "0" * 31])
+def test_what_is_given_up_is_named_by_its_id(node: Node, text: str) -> None:
+    policies = cast(Policies, SimpleNamespace(of=lambda name: None))
+    collecting = RemoteCollecting(node.copying, node.store.histories, policies, "node")
+
+    async def main() -> None:
+        with pytest.raises(InvalidRequest, match="32 hex digits"):
+            await collecting.collect(None, dry_run=False, every_node=False, give_up=[text])
 
     trio.run(main)
 

@@ -215,3 +215,11 @@ def test_a_remote_is_collected_by_the_policies(mount_factory: Factory, tmp_path:
     assert would["forgotten"] == did["forgotten"] and len(did["forgotten"]) >= 2 and not did["called_off"]
     (listing,) = cast("list[dict[str, Any]]", mount.ask("pull", str(mount.path)))
     assert len(listing["units"][0]["versions"]) == 1
+    heads = sorted((tmp_path / "there" / "heads").rglob("*"))
+    heads[-1].write_bytes(b"damaged")
+    said = mount.cli("remote", "gc", "--mount", str(mount.path), check=False)
+    assert said.returncode == 1 and f"--give-up {heads[-1].parent.name}" in said.stderr
+    given_up = "--give-up", heads[-1].parent.name
+    done = mount.cli("remote", "gc", "--mount", str(mount.path), *given_up)
+    assert "given up as lost: what it listed cannot be told" in done.stdout
+    assert pushed(mount, str(mount.path))["problems"] == []

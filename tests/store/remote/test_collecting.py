@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from remoteruns import Run, fetch, small_packs
 from saved_store import SavedStore, Tree, contents
 
 from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
-from ckptfs.store.errors import CkptfsError, Corrupt, NotFound, Unavailable
+from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote import collecting, log
@@ -99,18 +99,23 @@ class Place:
         self.run.saved[record.unit, record.number] = contents(tree(*seeds))
         return record
 
-    async def push(self, remote: Remote | None = None, *, again: bool = False) -> PushReport:
+    async def push(
+        self, remote: Remote | None = None, *, again: bool = False, even_let_go: bool = False
+    ) -> PushReport:
         store, copied = self.store, CopiedUnits(self.store.index, "backup")
         pusher = Pusher(remote or self.run.remote(), store.disk, store.segments, store.histories, copied, "n")
-        return await pusher.push(self.unit, again=again)
+        return await pusher.push(self.unit, again=again, even_let_go=even_let_go)
 
-    async def collect(self, kept: int = 1, remote: Remote | None = None, **more: bool) -> Collected:
+    async def collect(
+        self, kept: int = 1, remote: Remote | None = None, given_up: Iterable[UnitId] = (), **more: bool
+    ) -> Collected:
         def let_go(unit: object, now_ns: int) -> set[int]:
             numbers = {record.number for record in unit.versions[:-kept]}  # type: ignore[attr-defined]
             self.run.may_go |= {(self.unit, number) for number in numbers}
             return numbers
 
-        return await Collector(remote or self.run.remote(), "n", os.urandom, let_go, 0.0).collect(**more)
+        remote = remote or self.run.remote()
+        return await Collector(remote, "n", os.urandom, let_go, 0.0, given_up).collect(**more)
 
     def forget(self) -> None:
         """Let all versions but the newest go here: else each push would bring all of them back."""
@@ -138,11 +143,15 @@ def test_what_is_let_go_and_not_needed_goes(tmp_path: Path) -> None:
         assert 100_000 < sum(len(bucket.objects[key].payload) for key in bucket.keys("packs")) < 130_000
         await place.run.judge()
         assert place.run.heads()[place.unit][1].versions == (3,)
+        await place.save(4, 5)
         report = await place.push()
-        assert report.problems == [] and report.safe == (1, 2, 3), (
-            "they are still here, so they are copied anew"
-        )
+        assert (report.problems, report.safe, report.copied) == ([], (3, 4), [4])
+        assert (await place.push(again=True)).safe == (3, 4), "what was let go is not sent again by itself"
+        place.store.histories.tag(place.unit, 2, "keep")
+        assert (await place.push()).safe == (2, 3, 4), "but once somebody wants it"
+        assert (await place.push(even_let_go=True)).safe == (1, 2, 3, 4)
         await place.run.judge()
+        assert place.run.heads()[place.unit][1].let_go == ()
         place.store.close()
 
     trio.run(main)
@@ -393,6 +402,157 @@ def test_a_head_that_gives_way_lists_nothing_that_is_gone(tmp_path: Path) -> Non
         place.run.bucket.flip(place.run.bucket.keys("heads")[-1], 200)
         report = await place.push()
         assert report.safe == (1, 2) and report.sent.chunks and "damaged" in report.problems[0]
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_a_head_before_a_damaged_one_lists_nothing_that_is_lost(tmp_path: Path) -> None:
+    """It lists what the collector took, and its node has let that go since: nobody can send it anew."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        assert (await place.collect()).went == [(place.unit, 1)]
+        place.forget()
+        place.run.bucket.flip(place.run.bucket.keys("heads")[-1], 200)
+        report = await place.push()
+        assert report.safe == (2,) and "version 1" in report.problems[1] and "missing" in report.problems[1]
+        await place.run.judge()
+        await place.collect()
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_what_is_not_whole_is_not_listed_while_it_is_sent_anew(tmp_path: Path, seed: int) -> None:
+    """A push that goes on from an older head dies anywhere: what that lists and a collector took is there
+    again, or is not listed."""
+
+    async def main() -> None:
+        at, died = seed % 7, True
+        while died and at < MOST_CALLS:
+            place = Place(tmp_path / str(at))
+            for seeds in ((1, 2), (2, 3)):
+                await place.save(*seeds)
+                await place.push()
+            await place.collect()
+            place.run.bucket.flip(place.run.bucket.keys("heads")[-1], 200)
+            faults = Faults(at, die_at=at)
+            try:
+                await place.push(Remote(FaultBucket(place.run.bucket, faults)))
+            except* Killed:
+                pass
+            died, at = faults.died, at + 7
+            assert (await place.push()).safe == (1, 2)
+            await place.run.judge()
+            place.store.close()
+        assert 20 < at < MOST_CALLS
+
+    trio.run(main)
+
+
+def test_what_is_damaged_and_not_here_any_more_stays_listed(tmp_path: Path) -> None:
+    """It may yet be healed from another remote."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        bucket = place.run.bucket
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        place.forget()
+        bucket.flip(bucket.keys("heads")[-1], 200)
+        for shard in bucket.keys("shards"):
+            bucket.flip(shard, 200)
+        assert (await place.push()).safe == (1, 2)
+        place.store.close()
+
+    trio.run(main)
+
+
+def damaged_head(bucket: MemoryBucket, place: Place) -> None:
+    bucket.flip(bucket.keys("heads")[-1], 200)
+
+
+def damaged_heads(bucket: MemoryBucket, place: Place) -> None:
+    for key in bucket.keys("heads"):
+        bucket.flip(key, 200)
+
+
+def damaged_history(bucket: MemoryBucket, place: Place) -> None:
+    bucket.flip(bucket.keys("histories")[-1], 200)
+
+
+def lost_pack(bucket: MemoryBucket, place: Place) -> None:
+    (key,) = [key for key in bucket.keys("packs") if _noise(3)[:100] in bucket.objects[key].payload]
+    del bucket.objects[key]
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [(damaged_head, {1}), (damaged_heads, set()), (damaged_history, None), (lost_pack, {1})],
+)
+def test_what_is_damaged_of_a_node_that_is_gone_is_given_up(
+    tmp_path: Path, damage: Callable[[MemoryBucket, Place], None], left: set[int] | None
+) -> None:
+    """Never unasked: the error names what to say. What is not damaged stays, and a node that is not gone
+    after all sends what it has."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        bucket = place.run.bucket
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        damage(bucket, place)
+        for given_up in ((), (UnitId(bytes(16)),)):
+            with pytest.raises(CkptfsError) as raised:
+                await place.collect(kept=9, given_up=given_up)
+            assert given_up or f"--give-up {place.unit.hex()}" in str(raised.value), raised.value
+        would = await place.collect(kept=9, given_up=[place.unit], dry_run=True)
+        done = await place.collect(kept=9, given_up=[place.unit])
+        assert done.lost == would.lost and {unit for unit, _, _ in done.lost} == {place.unit}
+        assert (done.went, done.is_off) == ([], False)
+        head = place.run.heads()[place.unit][1]
+        assert left is None or {*head.versions} == left
+        assert {1, 2} - {*head.versions} <= {number for _, number, _ in done.lost} or (
+            0 in dict((number, why) for _, number, why in done.lost)
+        )
+        assert head.let_go == ()
+        place.run.may_go |= {(place.unit, 1), (place.unit, 2)}
+        place.run.history_may_shrink = True
+        await place.run.judge()
+        assert (await place.collect(kept=9)).lost == [], "it holds back nothing any more"
+        assert (await place.push()).safe == (1, 2)
+        await place.run.judge()
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_a_node_that_copies_meanwhile_is_not_given_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+        damaged_head(place.run.bucket, place)
+
+        class Copying(Remote):
+            async def create_unnamed(self, key: str, content: Payload) -> None:
+                await super().create_unnamed(key, content)
+                if key.startswith("log/"):
+                    assert (await place.push()).safe == (1, 2)
+
+        remote = Copying(place.run.bucket, place.run.key)
+        with pytest.raises(Conflict, match="it is not given up"):
+            await place.collect(kept=9, remote=remote, given_up=[place.unit])
+        assert (await place.push()).safe == (1, 2)
         await place.run.judge()
         place.store.close()
 
