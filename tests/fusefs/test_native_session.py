@@ -1,7 +1,7 @@
 """fusefs/native/replies.c: how requests are read and answers given.
 
-A request that was taken back before it was read does not stop the event loop; a daemon that is killed while one
-is copied, or its answer, costs the caller no error.
+A request that was taken back before it was read does not stop the event loop; a daemon that is killed while a
+request is copied, or its answer, costs the caller no error.
 """
 
 from __future__ import annotations
