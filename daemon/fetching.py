@@ -83,7 +83,12 @@ class Fetching:
             problems += newest.problems
             if newest.head is None:
                 continue
-            unit = await read_unit(remote, newest.head)
+            try:
+                unit = await read_unit(remote, newest.head)
+            except (Corrupt, NotFound) as e:
+                # The others are there all the same.
+                problems.append(f"the history of {os.fsdecode(newest.head.name)} cannot be read: {e}")
+                continue
             checked = await trio.to_thread.run_sync(unit.check, keys)
             rows.append(_unit_row(unit, checked, keys, newest.modified_ns))
         return {"remote": target.name, "url": target.config.url, "units": rows, "problems": problems}
@@ -178,25 +183,27 @@ class Fetching:
         path, version = split_version(request.path)
         newest = await newest_heads(remote)
         heads = [one.head for one in newest if one.head is not None and one.head.versions]
-        named, inner = await units_of_path(remote, heads, path)
-        unit = _of_node(named, request.node, request.path)
+        named, inner = heads_of_path(remote.url, heads, path)
+        # What is damaged of another node keeps nobody from this one.
+        wanted = _of_node(named, request.node, request.path)
+        unit = _newest([await read_unit(remote, head) for head in wanted])
         record = resolve(version or LATEST_COMPLETE, unit.versions, unit.tags)
         checked = await trio.to_thread.run_sync(unit.check, keys)
         return Found(unit, checked, record, inner)
 
 
-async def units_of_path(
-    remote: Remote, heads: Sequence[RemoteHead], path: str
-) -> tuple[list[RemoteUnit], tuple[bytes, ...]]:
+def heads_of_path(
+    url: str, heads: Sequence[RemoteHead], path: str
+) -> tuple[list[RemoteHead], tuple[bytes, ...]]:
     """The units of all nodes that a path lies in, and where in them; NotFound says what there is instead."""
     parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
     for depth in range(len(parts), 0, -1):
         name = b"/".join(parts[:depth])
-        named = [await read_unit(remote, head) for head in heads if head.name == name]
+        named = [head for head in heads if head.name == name]
         if named:
             return named, parts[depth:]
     there = ", ".join(sorted({os.fsdecode(head.name) for head in heads})) or "nothing"
-    raise NotFound(f"{remote.url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
+    raise NotFound(f"{url} has no {os.fsdecode(b'/'.join(parts)) or 'unit'}; it has {there}")
 
 
 def _of(target: Target, error: CkptfsError | OSError) -> CkptfsError:
@@ -205,16 +212,20 @@ def _of(target: Target, error: CkptfsError | OSError) -> CkptfsError:
     return kind(f"{target.name}: {error}")
 
 
-def _of_node(named: Sequence[RemoteUnit], node: str | None, path: str) -> RemoteUnit:
-    """The unit of a node; of several nodes the one has to be told. A node that was set up anew has several
-    units of one name: then it is that of the newest version."""
-    wanted = [unit for unit in named if node is None or node in (unit.head.node, unit.head.unit.hex())]
-    if len({unit.head.node for unit in wanted}) == 1:
-        return max(wanted, key=lambda unit: unit.versions[-1].time_ns if unit.versions else 0)
-    nodes = ", ".join(f"{unit.head.node} ({unit.head.unit.hex()})" for unit in named)
+def _of_node(named: Sequence[RemoteHead], node: str | None, path: str) -> list[RemoteHead]:
+    """The units of a node; of several nodes the one has to be told."""
+    wanted = [head for head in named if node is None or node in (head.node, head.unit.hex())]
+    if len({head.node for head in wanted}) == 1:
+        return wanted
+    nodes = ", ".join(f"{head.node} ({head.unit.hex()})" for head in named)
     if not wanted:
         raise NotFound(f"{path} was not copied by {node!r}; it was by {nodes}")
     raise InvalidRequest(f"{path} was copied by several, say whose with --node (its name or id): {nodes}")
+
+
+def _newest(units: Sequence[RemoteUnit]) -> RemoteUnit:
+    """A node that was set up anew has several units of one name: then it is that of the newest version."""
+    return max(units, key=lambda unit: unit.versions[-1].time_ns if unit.versions else 0)
 
 
 def _unit_row(unit: RemoteUnit, checked: HistoryReport, keys: Sequence[PublicKey], modified_ns: int) -> Json:

@@ -14,17 +14,20 @@ from collections.abc import Sequence
 import trio
 
 from ckptfs.daemon.copying import Copying, Report
-from ckptfs.daemon.fetching import units_of_path
+from ckptfs.daemon.fetching import heads_of_path
 from ckptfs.daemon.merge_choice import Choice, Chosen, choose
 from ckptfs.daemon.messages import Json, Progress, Pull
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.fusefs.facts import Facts, VersionFacts
-from ckptfs.store.errors import Corrupt, InvalidRequest
+from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
 from ckptfs.store.ids import TreeId
 from ckptfs.store.merge_log import MergeLog
+from ckptfs.store.remote.catalogue import RemoteUnit, read_unit
+from ckptfs.store.remote.head import RemoteHead
 from ckptfs.store.remote.heads import newest_heads
 from ckptfs.store.remote.landing import Landing, Pulled
 from ckptfs.store.remote.merge import Merged, Merger, Source, Wanted
+from ckptfs.store.remote.objects import Remote
 from ckptfs.store.signing import PublicKey
 from ckptfs.store.tree_merge import Decision
 from ckptfs.store.version_names import split_version
@@ -57,7 +60,8 @@ class Merging:
         unreadable = [problem for one in newest if one.head is None for problem in one.problems]
         path, version = split_version(request.path)
         heads = [one.head for one in newest if one.head is not None]
-        units, inner = await units_of_path(remote, heads, path)
+        named, inner = heads_of_path(remote.url, heads, path)
+        units = await self._read(remote, named, request)
         choice = choose(units, version, request.nodes, request.prefer)
         sources = [await self._checked(one, keys, path, target.name) for one in choice.chosen]
         name = units[0].name if request.name is None else os.fsencode(request.name).strip(b"/")
@@ -82,6 +86,19 @@ class Merging:
         )
         merged = await Merger(landing, self._log, self._judged).merge(wanted)
         return merged.pulled, _answer(target.name, choice, sources, merged, name)
+
+    async def _read(self, remote: Remote, named: Sequence[RemoteHead], request: Pull) -> list[RemoteUnit]:
+        """The units, but for those that are damaged and not asked for."""
+        units: list[RemoteUnit] = []
+        for head in named:
+            try:
+                units.append(await read_unit(remote, head))
+            except (Corrupt, NotFound) as e:
+                if not request.nodes or {head.node, head.unit.hex()} & {*request.nodes}:
+                    raise Corrupt(
+                        f"{request.path} of {head.node} is not merged: {e}; --node names the nodes that are"
+                    ) from None
+        return units
 
     async def _judged(self, tree: TreeId, step: int | None) -> Facts:
         return await self._facts.of(tree, None, step)

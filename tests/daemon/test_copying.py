@@ -18,15 +18,19 @@ from saved_store import SavedStore
 from ckptfs.daemon import copying
 from ckptfs.daemon.config import RemoteConfig
 from ckptfs.daemon.copying import Check, Copying
+from ckptfs.daemon.fetching import Fetching
+from ckptfs.daemon.merging import Merging
+from ckptfs.daemon.messages import Pull
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.remote_collecting import RemoteCollecting
 from ckptfs.daemon.retaining import Policies
 from ckptfs.store.bucket import Payload
-from ckptfs.store.errors import InvalidRequest, NotPermitted, Unavailable
+from ckptfs.store.errors import Corrupt, InvalidRequest, NotPermitted, Unavailable
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collector
+from ckptfs.store.remote.names import pieces_of
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.retention import Policy
 from ckptfs.store.signing import SigningKey
@@ -177,6 +181,43 @@ def test_what_was_let_go_elsewhere_waits_for_nobody(node: Node) -> None:
         assert waiting() == (1, 1)
         assert await push() == [1] and await push(2) == [2]
         assert node.noted == (1, 2, 3) and waiting() == (0, 0)
+
+    trio.run(main)
+
+
+def test_a_damaged_history_hides_only_its_own_unit(node: Node, tmp_path: Path) -> None:
+    """Whoever lost a node sees what else is there, and has the run of the same name of another node."""
+
+    async def main() -> None:
+        other = SavedStore(tmp_path / "b", key=SigningKey(b"k" * 32), node=b"b")
+        config = RemoteConfig(name="backup", url="file:///nowhere")
+        both = [
+            (node.store, node.copying),
+            (other, Copying(cast(OpenStore, other), [config], lambda one: Remote(node.bucket), "other")),
+        ]
+        for store, one in both:
+            await store.publish(b"run", {b"n": b"1"})
+            await one.push(
+                store.histories.units(), None, None, partial=False, check=Check.NO, report=lambda done: None
+            )
+        damaged = pieces_of(node.store.unit(b"run").unit)
+        for key in node.bucket.keys(damaged):
+            node.bucket.flip(key, 200)
+        fetching = Fetching(cast(OpenStore, other), both[1][1])
+        (listing,) = cast("list[dict[str, list[dict[str, object]]]]", await fetching.listing(None, ()))
+        assert [unit["node"] for unit in listing["units"]] == ["other"]
+        (problem,) = listing["problems"]
+        assert "history of run cannot be read" in str(problem) and damaged in str(problem)
+        wanted = Pull(path="/run", node="other")
+        assert (await fetching.find(Remote(node.bucket), wanted, ())).unit.head.node == "other"
+        with pytest.raises(Corrupt):
+            await fetching.find(Remote(node.bucket), Pull(path="/run", node="node"), ())
+        merging = Merging(cast(OpenStore, other), both[1][1])
+        with pytest.raises(Corrupt, match="run of node is not merged: .*; --node names the nodes that are"):
+            await merging.merge(Pull(path="/run", merge=True), (), lambda done: None)
+        with pytest.raises(InvalidRequest, match="no step"):
+            await merging.merge(Pull(path="/run", merge=True, nodes=("other",)), (), lambda done: None)
+        other.close()
 
     trio.run(main)
 
