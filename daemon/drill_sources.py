@@ -25,13 +25,14 @@ from ckptfs.daemon.messages import Progress, Pull
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.remotes import default_node_name, open_remote
 from ckptfs.daemon.saved_files import Saved, walk, way_into
-from ckptfs.store.errors import Corrupt, NotFound, Unavailable
+from ckptfs.store.errors import CkptfsError, Corrupt, NotFound, Unavailable
 from ckptfs.store.formats import parse
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import RecipeId, TreeId
 from ckptfs.store.remote.far_file import FarFile
 from ckptfs.store.remote.fetching import Fetcher
 from ckptfs.store.remote.known_chunks import KnownChunks
+from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.shard import keys_of
 from ckptfs.store.segments import Segments
@@ -177,7 +178,7 @@ def stored_shapes(
 class Fetched:
     """A version of a remote, `was` as it is there, of which `inner` was wanted: as it is `here`, in the
     scratch store (None: it could not be fetched, for the reason `failure`); what it is compared with, and the
-    shapes of that by path."""
+    shapes of that by path, or why they cannot be told."""
 
     was: VersionRecord
     unit: str
@@ -186,6 +187,7 @@ class Fetched:
     failure: str = ""
     before: VersionRecord | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
+    no_shapes: str = ""
     fetch_s: float = 0.0
     fetched_bytes: int = 0
 
@@ -217,7 +219,10 @@ async def fetch(
     record = next((one for one in found.unit.versions if older and one.number == older.number), None)
     if record is not None and fetched.here is not None:
         fetched.before = record
-        fetched.shapes = await _far_shapes(parts, remote, record, found.inner, wanted)
+        try:
+            fetched.shapes = await _far_shapes(parts, remote, record, found.inner, wanted)
+        except (CkptfsError, OSError) as e:
+            fetched.no_shapes = str(e)
     return fetched
 
 
@@ -229,7 +234,9 @@ async def _far_shapes(
     wanted: Callable[[str], bool],
 ) -> dict[str, Shapes]:
     """The shapes of a version of which only trees, recipes and headers are fetched."""
-    known = KnownChunks(remote)
+    log = RemoteLog(remote)
+    await log.refresh()
+    known = KnownChunks(remote, await log.kept())
     await known.refresh()
     shapes = {}
     with parts.segments.pins.hold() as held:

@@ -127,6 +127,8 @@ def drill_remote(
         place, files = (inner, files_in(inner)) if os.path.isdir(inner) else (folder, files_in(folder))
 
         def shapes(wanted: Callable[[str], bool]) -> dict[str, Shapes]:
+            if fetched.no_shapes:
+                raise Corrupt(fetched.no_shapes)
             return {path: one for path, one in fetched.shapes.items() if wanted(path)}
 
         return _finished(drill, place, files, older, shapes, options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.errors import Corrupt, NotFound
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.ingest import Ingest
 from ckptfs.store.remote.known_chunks import KnownChunks
@@ -88,4 +88,7 @@ class Fetcher:
                 self.fetched_bytes += sum(len(payload) for _, payload in batch)
                 self._on_progress(self.fetched_bytes)
 
-            await self._reader.deliver(rows, take)
+            try:
+                await self._reader.deliver(rows, take)
+            except NotFound as e:  # a pack that shards list
+                raise Corrupt(f"{self._remote.url} has lost something: {e}") from None

@@ -30,6 +30,7 @@ from ckptfs.daemon.open_store import opened_store
 from ckptfs.daemon.remotes import open_remote
 from ckptfs.store.errors import NotFound
 from ckptfs.store.keyring import Keyring
+from ckptfs.store.remote.shard import decode_shard
 from ckptfs.store.segment_format import segment_paths
 
 HERE = Options()
@@ -215,6 +216,39 @@ def test_damage_of_a_remote_is_a_failure(tmp_path: Path, run: Path, remote: Remo
         file.write(bytes([byte ^ 1]))
     found = far(remote)
     assert found.outcome == "failed" and found.files == []
+
+
+def test_a_pack_that_is_gone_is_a_failure_too(tmp_path: Path, run: Path, remote: RemoteConfig) -> None:
+    stored(tmp_path, run, pushed(remote))
+    for pack in (tmp_path / "remote/packs").rglob("*"):
+        if pack.is_file():
+            pack.unlink()
+    found = far(remote)
+    assert found.outcome == "failed" and "has lost something" in found.failures[0]
+
+
+def test_damage_of_the_version_before_keeps_nobody_from_drilling(
+    tmp_path: Path, run: Path, remote: RemoteConfig
+) -> None:
+    """It only cannot be compared with."""
+
+    def of_the_older_tree(parts: Any) -> None:
+        (unit,) = parts.histories.units()
+        tree = parts.histories.version(unit.unit, 1).top.tree
+        for shard in (tmp_path / "remote/shards").iterdir():
+            decoded = decode_shard(shard.read_bytes())
+            for row in decoded.rows:
+                if row["chunk"].tobytes() == tree:
+                    name = decoded.packs[row["pack"]].name.hex()
+                    with (tmp_path / "remote/packs" / name[:2] / name).open("r+b") as file:
+                        file.seek(int(row["offset"]))
+                        file.write(b"rotten")
+
+    stored(tmp_path, run, pushed(remote), of_the_older_tree)
+    found = far(remote)
+    assert found.outcome == "suspect" and found.files
+    (reason,) = found.reasons
+    assert "could not be compared with v000001" in reason
 
 
 # ---- the child ----------------------------------------------------------------------------------
