@@ -117,15 +117,15 @@ def collect(
     if as_json:
         print_json(answer)
         return
-    if answer["called_off"]:
-        say(f"nothing was taken from {answer['remote']}: somebody waited for it too long; try again")
-        raise Failed(1)
     would = "would be " if dry_run else ""
     for one in cast("Sequence[Mapping[str, object]]", answer["forgotten"]):
         say(f"{one['unit']}: version {one['number']} {'would go' if dry_run else 'went'}: no policy keeps it")
     for one in cast("Sequence[Mapping[str, object]]", answer["lost"]):
         what = "something" if one["number"] is None else f"version {one['number']}"
         say(f"{one['unit']}: {what} {would}given up as lost: {one['why']}")
+    if answer["called_off"]:
+        say(f"nothing was removed from {answer['remote']}: somebody waited for it too long; try again")
+        raise Failed(1)
     freed, kept = (human_bytes(cast(int, answer[key])) for key in ("freed_bytes", "kept_bytes"))
     copied = human_bytes(cast(int, answer["copied_bytes"]))
     say(f"{freed} {would}removed from {answer['remote']} ({copied} of it {would}copied over), {kept} stay")

@@ -58,7 +58,8 @@ _SECOND_NS = 10**9
 class Collected:
     """What a collection did, or would: the versions that went (unit, number), objects and bytes that are
     removed, what was copied over of packs that were mostly not needed, and what stays. `lost`: what of units
-    that were given up is damaged, see Standing. `is_off`: somebody else decided first, nothing was taken."""
+    that were given up is damaged, see Standing. `is_off`: another was faster, so nothing was removed;
+    but those versions are listed no more."""
 
     went: list[tuple[UnitId, int]] = field(default_factory=list)
     lost: list[tuple[UnitId, int, str]] = field(default_factory=list)
@@ -165,7 +166,7 @@ class Collector:
                 await self._log.add(Decision(claim), lambda: not self._log.is_open)
             raise
         if name is None:
-            return Collected(is_off=True)
+            return Collected(report.went, report.lost, is_off=True)
         await self._remove(left, listing, name)
         return report
 

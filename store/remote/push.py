@@ -8,7 +8,7 @@ Source: FORMAT.md, "Remotes", "Copying, and what a crash leaves".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptfs.store.disk import Disk
@@ -52,9 +52,11 @@ def complete_versions(record: VersionRecord) -> bool:
     return record.state is State.COMPLETE and record.origin != PULLED
 
 
-def still_let_go(histories: Histories, unit: UnitId, let_go: Iterable[int]) -> frozenset[int]:
+def still_let_go(histories: Histories, unit: UnitId, let_go: Collection[int]) -> frozenset[int]:
     """Those of the versions that a collector let go on a remote that are not wanted there again: nobody has
     pinned or tagged them here."""
+    if not let_go:
+        return frozenset()
     return frozenset(let_go) - histories.pins(unit) - {*histories.tags(unit).values()}
 
 

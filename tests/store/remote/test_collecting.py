@@ -24,13 +24,15 @@ from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NotFound, Unavai
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote import collecting, log
+from ckptfs.store.remote.box import plain_name
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collected, Collector
 from ckptfs.store.remote.copied import CopiedUnits
+from ckptfs.store.remote.kept import Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.log_entry import Claim, Decision, Extension, Join, encode_entry
-from ckptfs.store.remote.names import COPY, SHARDS, head_key, log_key
+from ckptfs.store.remote.names import COPY, SHARDS, head_key, kept_key, log_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport
 from ckptfs.store.remote.stock import Stock
@@ -559,6 +561,31 @@ def test_a_node_that_copies_meanwhile_is_not_given_up(tmp_path: Path) -> None:
     trio.run(main)
 
 
+def test_what_is_listed_no_more_is_said_though_nothing_was_removed(tmp_path: Path) -> None:
+    """Another one called the claim off, behind the collector's heads."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        for seeds in ((1, 2), (2, 3)):
+            await place.save(*seeds)
+            await place.push()
+
+        class CalledOff(Remote):
+            async def put(self, key: str, *more: object, **named: object) -> bool:
+                if key.startswith("kept/"):
+                    await RemoteLog(place.run.remote()).settle(0)
+                return await super().put(key, *more, **named)  # type: ignore[arg-type]
+
+        packs = place.run.bucket.keys("packs")
+        done = await place.collect(remote=CalledOff(place.run.bucket, place.run.key))
+        assert done.is_off and done.went == [(place.unit, 1)] and done.removed_packs == 0
+        assert place.run.bucket.keys("packs") == packs
+        assert place.run.heads()[place.unit][1].versions == (2,)
+        place.store.close()
+
+    trio.run(main)
+
+
 def test_the_log_is_healed_from_its_copies(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path / "a")
@@ -632,6 +659,20 @@ def test_an_entry_whose_copy_is_damaged_too_is_not_taken_for_void() -> None:
         for work in (RemoteLog(Remote(bucket)).settle, RemoteLog(Remote(bucket)).refresh):
             with pytest.raises(Corrupt, match="both damaged"):
                 await work()
+        # One that a newer decision has made moot is told by who checks all, and holds up nobody.
+        for key in (log_key(decision), log_key(decision) + COPY):
+            bucket.flip(key, 200)
+        kept = Kept(await writer.add(Claim("n", bytes(16)))).encode()
+        for key in (kept_key(name := plain_name(kept)), kept_key(name) + COPY):
+            bucket.store(key, kept)
+        await writer.add(Decision(writer.claim, name))
+        for key in (log_key(decision), log_key(decision) + COPY):
+            bucket.flip(key, 200)
+        checking = RemoteLog(Remote(bucket))
+        await checking.settle()
+        await checking.check()
+        (told,) = checking.problems
+        assert checking.decided == writer.claim and "both damaged" in told
 
     trio.run(main)
 
