@@ -189,7 +189,10 @@ def _follow(
         began = time.monotonic()
         pause_s, trouble = every_s, ""
         try:
-            if outside is None or following is None or _is_another(outside):
+            if outside is not None and _is_another(outside):
+                outside.close()
+                outside = following = None  # what has its name now may not be one that can be opened
+            if outside is None or following is None:
                 outside = Outside(request.source)
                 following = Following(outside, settle_s, settle_max_s)
             top = outside.scan()
@@ -216,10 +219,7 @@ def _follow(
 def _is_another(outside: Outside) -> bool:
     """Whether something else has the directory's name now."""
     now = os.stat(outside.path)
-    if (now.st_dev, now.st_ino) == (outside.status.st_dev, outside.status.st_ino):
-        return False
-    outside.close()
-    return True
+    return (now.st_dev, now.st_ino) != (outside.status.st_dev, outside.status.st_ino)
 
 
 def _left(paths: Sequence[tuple[bytes, ...]]) -> tuple[str, ...]:

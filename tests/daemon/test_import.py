@@ -755,6 +755,37 @@ def test_follow_waits_for_room(
     assert len(asked) == 2 and "a test; trying again" in capsys.readouterr().err
 
 
+def test_follow_goes_on_after_a_directory_that_could_not_be_opened(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another one has its name, and the first try to open that fails: the one before is closed by then."""
+    opened = Outside
+    tries = iter((None, OSError(errno.ESTALE, "stale"), None))
+
+    def sometimes(path: str) -> Outside:
+        if (failure := next(tries)) is not None:
+            raise failure
+        return opened(path)
+
+    pauses = list[float]()
+
+    def pause(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 1:
+            run.rename(run.with_name("old"))
+            make_checkpoint(run / "checkpoint-1", 1, 100)
+        elif len(pauses) == 4:
+            raise Died
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(outside, "Outside", sometimes)
+    monkeypatch.setattr(cli_import, "time", SimpleNamespace(monotonic=lambda: next(clock) / 100, sleep=pause))
+    with pytest.raises(Died):
+        cli_import._follow(Import(path="/run", source=str(run)), "", None, "", (2.0, 20.0, 0.1), False)
+    said = capsys.readouterr().err
+    assert "stale" in said and said.count("trying again") == 1 and next(tries, "none left") == "none left"
+
+
 def test_follow_takes_nothing_of_what_changed_meanwhile(
     follower: Follower, store: Store, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
