@@ -35,8 +35,8 @@ class Chosen:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The versions, in the order in which one goes before another, of which the first `preferred` were
-    preferred; their step (None: they are of a tag and tell none); who has none, in sentences; and the newer
-    steps that not every node has."""
+    preferred; their step (None: they are of a tag and tell none); who has none, in sentences; and what
+    newer steps there are."""
 
     chosen: tuple[Chosen, ...]
     preferred: int
@@ -45,24 +45,23 @@ class Choice:
     newer: tuple[int, ...]
 
 
-def choose(
-    units: Sequence[RemoteUnit], version: str | None, nodes: Sequence[str], prefer: Sequence[str]
-) -> Choice:
-    """Choose of the units of one name on a remote. `version`: `step:N`, a tag, or None: the newest step that
-    every node has. `nodes`: of these only; `prefer`: these go first; both by name or unit id.
+def choose(units: Sequence[RemoteUnit], version: str, nodes: Sequence[str], prefer: Sequence[str]) -> Choice:
+    """Choose of the units of one name on a remote. `version`: `step:N` or a tag. `nodes`: of these only;
+    `prefer`: these go first; both by name or unit id.
 
     NotFound: no such node, or nobody has such a version. InvalidRequest: `version` is of one node only (a
-    number, a time), or there is no step that all have.
+    number, a time).
     """
     units = _of_nodes(units, nodes)
-    match = None if version is None else _STEP.fullmatch(version)
-    if version is not None and match is None:
+    match = _STEP.fullmatch(version)
+    step: int | None
+    if match is None:
         chosen, step = _tagged(units, version)
     else:
-        step = int(match[1]) if match is not None else _common_step(units)
+        step = int(match[1])
         chosen = {unit.head.unit: found for unit in units if (found := _of_step(unit, step)) is not None}
     having = [unit for unit in units if unit.head.unit in chosen]
-    what = f"step {step}" if match is not None or version is None else f"tag {version!r}"
+    what = f"step {step}" if match is not None else f"tag {version!r}"
     if not having:
         raise NotFound(f"no node has a version of {what}; {_steps_told(units)}")
     labels = _labels(units)
@@ -82,8 +81,25 @@ def choose(
         sum(_rank(unit, prefer) < len(prefer) for unit in having),
         step,
         tuple(lacking[node] for node in sorted(lacking)),
-        tuple(sorted(newer)) if version is None else (),
+        tuple(sorted(newer)),
     )
+
+
+def common_steps(units: Sequence[RemoteUnit], nodes: Sequence[str]) -> list[int]:
+    """The steps that every node has which has any version at all (or every one of `nodes`), the newest first.
+    InvalidRequest if there is none, NotFound if there is no such node."""
+    units = _of_nodes(units, nodes)
+    of_node: dict[str, set[int]] = {}
+    for unit in units:
+        if unit.versions:
+            of_node.setdefault(unit.head.node, set()).update(_steps_of(unit))
+    common = set.intersection(*of_node.values()) if of_node else set()
+    if not common:
+        raise InvalidRequest(
+            f"there is no step that all nodes have; {_steps_told(units)}. Name one with PATH@step:N, or give "
+            "the versions one tag and name that; `ckptfs publish --step N` says what a version is of"
+        )
+    return sorted(common, reverse=True)
 
 
 def _of_nodes(units: Sequence[RemoteUnit], nodes: Sequence[str]) -> list[RemoteUnit]:
@@ -132,20 +148,6 @@ def _of_step(unit: RemoteUnit, step: int) -> VersionRecord | None:
     return next(iter((*whole, *stands, *holds)), None)
 
 
-def _common_step(units: Sequence[RemoteUnit]) -> int:
-    of_node: dict[str, set[int]] = {}
-    for unit in units:
-        if unit.versions:
-            of_node.setdefault(unit.head.node, set()).update(_steps_of(unit))
-    common = set.intersection(*of_node.values()) if of_node else set()
-    if not common:
-        raise InvalidRequest(
-            f"there is no step that all nodes have; {_steps_told(units)}. Name one with PATH@step:N, or give "
-            "the versions one tag and name that; `ckptfs publish --step N` says what a version is of"
-        )
-    return max(common)
-
-
 def _tagged(units: Sequence[RemoteUnit], tag: str) -> tuple[dict[UnitId, VersionRecord], int | None]:
     """The version of each unit that has a tag, and their one step."""
     try:
@@ -175,7 +177,7 @@ def _steps_told(units: Sequence[RemoteUnit]) -> str:
 def _told(unit: RemoteUnit) -> str:
     """What a unit has instead."""
     if not unit.versions:
-        return "none was copied; `ckptfs push --partial` there copies those that lack other nodes' ranks, too"
+        return "none was copied; with `partial = true` in its [[remote]] those with some ranks are, too"
     steps = sorted(_steps_of(unit))
     if not steps:
         return "its versions tell no step"

@@ -12,7 +12,7 @@ Source: ARCHITECTURE §4 "Publish" and §6; the rules of completeness: store/for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 import trio
@@ -30,6 +30,7 @@ _REMEMBERED_FILES = 200_000
 _LAST_SAVES = 8
 _MOST_BYTES = (1 << 63) - 1  # a few sparse files are enough to add up to more
 Files = tuple[tuple[bytes, Entry], ...]
+OpenFile = Callable[[RecipeId], Reader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file of a version as the completeness rules look at it, in the worker thread."""
+    """A file of a version as the completeness rules look at it, in the worker thread. `open_file`: who opens
+    it there, if its chunks are not all stored."""
 
     size: int
     recipe: RecipeId
     segments: Segments
+    open_file: OpenFile | None = None
 
     @property
     def identity(self) -> Hashable:
@@ -60,6 +63,8 @@ class SavedFile:
 
     def open(self) -> Reader:
         """Random access to its bytes, verified as they are read."""
+        if self.open_file is not None:
+            return self.open_file(self.recipe)
         return _FarReader(trio.from_thread.run_sync(self._reader))
 
     def _reader(self) -> Reader:
@@ -99,25 +104,34 @@ class VersionFacts:
         """See above."""
         return max(self._saved_bytes, default=0)
 
-    async def of(self, tree: TreeId, tree_before: TreeId | None, since_step: int | None = None) -> Facts:
+    async def of(
+        self,
+        tree: TreeId,
+        tree_before: TreeId | None,
+        since_step: int | None = None,
+        open_file: OpenFile | None = None,
+    ) -> Facts:
         """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
-        be read. `since_step`: see assess."""
+        be read. `since_step`: see assess. `open_file` opens files of which not all chunks are stored, in the
+        worker thread; errors as it raises."""
         files = self._files(tree)
         files_before = None if tree_before is None else self._files(tree_before)
         self._note_save(files, {entry.recipe for _, entry in files_before or ()})
-        facts = await trio.to_thread.run_sync(self._judged, files, files_before, since_step)
+        facts = await trio.to_thread.run_sync(self._judged, files, files_before, since_step, open_file)
         if len(self._verdicts) > _REMEMBERED_FILES:
             self._verdicts.clear()
         return facts
 
-    def _judged(self, files: Files, files_before: Files | None, since_step: int | None) -> Facts:
+    def _judged(
+        self, files: Files, files_before: Files | None, since_step: int | None, open_file: OpenFile | None
+    ) -> Facts:
         before = {path: entry.recipe for path, entry in files_before or ()}
         changed = (
             None
             if files_before is None
             else frozenset(_text(path) for path, entry in files if before.get(path) != entry.recipe)
         )
-        found = assess(self._views(files), changed, self._verdicts, since_step=since_step)
+        found = assess(self._views(files, open_file), changed, self._verdicts, since_step=since_step)
         steps = sorted({c.step for c in found.checkpoints if c.step is not None and c.state == "complete"})
         return Facts(
             root=version_root((path, entry.root) for path, entry in files if entry.root is not None),
@@ -134,9 +148,9 @@ class VersionFacts:
         if saved := sum(added.values()):
             self._saved_bytes.append(saved)
 
-    def _views(self, files: Files) -> Mapping[str, SavedFile]:
+    def _views(self, files: Files, open_file: OpenFile | None) -> Mapping[str, SavedFile]:
         return {
-            _text(path): SavedFile(entry.size, entry.recipe, self._segments)
+            _text(path): SavedFile(entry.size, entry.recipe, self._segments, open_file)
             for path, entry in files
             if entry.recipe is not None
         }

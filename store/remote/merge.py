@@ -16,11 +16,13 @@ from typing import Protocol
 import trio
 
 from ckptfs.store.errors import Conflict, NotFound
+from ckptfs.store.formats import Reader
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId
 from ckptfs.store.merge_log import MergeLog
 from ckptfs.store.merge_record import MergeRecord, MergeSource, bounded_notes
 from ckptfs.store.remote.comparing import is_same_content
+from ckptfs.store.remote.far_file import FarFile
 from ckptfs.store.remote.fetching import Fetcher
 from ckptfs.store.remote.landing import Landing, Pulled
 from ckptfs.store.remote.shard import keys_of
@@ -49,6 +51,9 @@ class Judged(Protocol):
     def steps(self) -> tuple[int, ...]: ...
     @property
     def missing(self) -> tuple[str, ...]: ...
+
+
+Judge = Callable[[TreeId, int | None, Callable[[RecipeId], Reader] | None], Awaitable[Judged]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +90,32 @@ class Merged:
 class Merger:
     """Merges versions of one remote. Belongs to the index thread; one merge at a time."""
 
-    def __init__(
-        self, landing: Landing, log: MergeLog, judge: Callable[[TreeId, int | None], Awaitable[Judged]]
-    ) -> None:
-        """`judge(tree, step)` gives the facts of a tree that is stored; saves of older steps than that do not
-        hold it back."""
+    def __init__(self, landing: Landing, log: MergeLog, judge: Judge) -> None:
+        """`judge(tree, step, open_file)` gives the facts of a tree that is stored; saves of older steps than
+        that do not hold it back, and `open_file` opens, in a worker thread, what is not stored."""
         self._landing = landing
         self._log = log
         self._judge = judge
+
+    async def look(self, wanted: Wanted) -> VersionRecord:
+        """What the version would be, in the number of the first source: of contents only headers are fetched.
+        Errors as `merge`."""
+
+        async def work(fetcher: Fetcher, held: set[ChunkId]) -> VersionRecord:
+            now, tree = await self._tree(wanted, fetcher, held)
+            segments = self._landing.segments
+
+            async def reader(recipe: RecipeId) -> Reader:
+                await fetcher.fetch(keys_of([recipe]))
+                return FarFile(segments, fetcher, segments.read_recipe(recipe))
+
+            def open_file(recipe: RecipeId) -> Reader:
+                return trio.from_thread.run(reader, recipe)
+
+            assert tree.top.tree is not None
+            return _record(now, tree.top, await self._judge(tree.top.tree, now.step, open_file))
+
+        return await self._landing.attempt([one.record for one in wanted.sources], work)
 
     async def merge(self, wanted: Wanted) -> Merged:
         """Make the version. Conflict: a live directory has the name, or contents differ and nobody has
@@ -106,18 +129,12 @@ class Merger:
         return await self._landing.attempt([one.record for one in wanted.sources], work)
 
     async def _merge(self, wanted: Wanted, fetcher: Fetcher, held: set[ChunkId]) -> Merged:
-        segments, ingest = self._landing.segments, self._landing.ingest
-        wanted, tops = await self._tops(wanted, fetcher, held)
-        for top in tops:
-            await fetch_trees(fetcher, segments, top)
-        tree = await self._one_tree(wanted, tops, fetcher)
-        if tree.open_conflicts:
-            raise _undecided(tree)
-        await ingest.store_objects(tree.objects, held)
+        wanted, tree = await self._tree(wanted, fetcher, held)
+        segments = self._landing.segments
         recipes = await fetch_trees(fetcher, segments, tree.top)
         await fetch_contents(fetcher, segments, recipes)
         assert tree.top.tree is not None
-        facts = await self._judge(tree.top.tree, wanted.step)
+        facts = await self._judge(tree.top.tree, wanted.step, None)
         notes = bounded_notes([str(one) for one in tree.conflicts])
 
         def note_sources(record: VersionRecord) -> None:
@@ -127,6 +144,17 @@ class Merger:
 
         record = self._landing.list_version(_record(wanted, tree.top, facts), wanted.name, note_sources)
         return Merged(Pulled(record, fetcher.fetched_chunks, fetcher.fetched_bytes), notes)
+
+    async def _tree(self, wanted: Wanted, fetcher: Fetcher, held: set[ChunkId]) -> tuple[Wanted, MergedTree]:
+        """The merged tree, stored; of those that have something at `inner`."""
+        wanted, tops = await self._tops(wanted, fetcher, held)
+        for top in tops:
+            await fetch_trees(fetcher, self._landing.segments, top)
+        tree = await self._one_tree(wanted, tops, fetcher)
+        if tree.open_conflicts:
+            raise _undecided(tree)
+        await self._landing.ingest.store_objects(tree.objects, held)
+        return wanted, tree
 
     async def _tops(self, wanted: Wanted, fetcher: Fetcher, held: set[ChunkId]) -> tuple[Wanted, list[Entry]]:
         """The top directory of each source, with what is wanted of it; who has nothing there is lacking."""

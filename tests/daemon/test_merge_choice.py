@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ckptfs.daemon.merge_choice import choose
+from ckptfs.daemon.merge_choice import Choice, choose, common_steps
 from ckptfs.store.errors import InvalidRequest, NotFound
 from ckptfs.store.history import GENESIS, State, VersionRecord
 from ckptfs.store.history_scan import scan_history
@@ -48,11 +48,15 @@ def unit(
 
 def chosen(
     units: Sequence[RemoteUnit],
-    version: str | None = None,
+    version: str,
     nodes: Sequence[str] = (),
     prefer: Sequence[str] = (),
 ) -> list[tuple[str, int]]:
     return [(one.label, one.record.number) for one in choose(units, version, nodes, prefer).chosen]
+
+
+def newest_of_all(*units: RemoteUnit) -> Choice:
+    return choose(units, f"step:{common_steps(units, ())[0]}", (), ())
 
 
 A = unit("a", (100, PARTIAL), (200, PARTIAL), (300, PARTIAL))
@@ -62,12 +66,13 @@ NOTHING = unit("d")
 
 
 def test_the_newest_step_that_all_have() -> None:
-    choice = choose([B, A], None, (), ())
+    assert common_steps([A, B], ()) == [200, 100] and common_steps([A, B], ["a"]) == [300, 200, 100]
+    choice = newest_of_all(B, A)
     assert [(one.label, one.record.number) for one in choice.chosen] == [("a", 2), ("b", 2)]
     assert (choice.step, choice.newer, choice.lacking, choice.preferred) == (200, (300,), (), 0)
-    assert choose([A, B, NOTHING], None, (), ()).lacking == (
-        "d has no version of step 200 there (none was copied; `ckptfs push --partial` there copies those "
-        "that lack other nodes' ranks, too)",
+    assert newest_of_all(A, B, NOTHING).lacking == (
+        "d has no version of step 200 there (none was copied; with `partial = true` in its [[remote]] those "
+        "with some ranks are, too)",
     )
 
 
@@ -83,20 +88,20 @@ def test_a_step_that_not_all_have() -> None:
 def test_who_goes_first() -> None:
     other = unit("b", (200, PARTIAL), identity=b"other")
     assert chosen([A, B], "step:200", prefer=["b"]) == [("b", 2), ("a", 2)]
-    assert choose([A, B], None, (), ["b"]).preferred == 1
+    assert choose([A, B], "step:200", (), ["b"]).preferred == 1
     hexed = other.head.unit.hex()
-    assert chosen([A, B, other], None, prefer=[hexed]) == [
+    assert chosen([A, B, other], "step:200", prefer=[hexed]) == [
         (f"b-{hexed[:8]}", 1), ("a", 2), (f"b-{B.head.unit.hex()[:8]}", 2),
     ]  # fmt: skip
     with pytest.raises(NotFound, match="'b' has no version of step 300"):
         choose([A, B], "step:300", (), ["b"])
     with pytest.raises(NotFound, match="not copied by 'x'; it was by a"):
-        choose([A, B], None, ["x"], ())
+        common_steps([A, B], ["x"])
 
 
 def test_a_node_that_was_set_up_anew_is_one_node() -> None:
     old = unit("a", (50, COMPLETE), identity=b"old")
-    choice = choose([old, A, B], None, (), ())
+    choice = newest_of_all(old, A, B)
     assert (choice.step, choice.lacking, len(choice.chosen)) == (200, (), 2)
 
 
@@ -114,7 +119,7 @@ def test_versions_without_steps() -> None:
     with pytest.raises(
         InvalidRequest, match=r"no step that all nodes have.*c: its versions tell no step.*publish"
     ):
-        choose([A, STEPLESS], None, (), ())
+        common_steps([A, STEPLESS], ())
     tagged = unit("a", (100, PARTIAL), (200, PARTIAL), tags={"good": 2})
     choice = choose([tagged, STEPLESS, B], "good", (), ())
     assert [(one.label, one.record.number) for one in choice.chosen] == [("a", 2), ("c", 1)]

@@ -140,3 +140,30 @@ def test_who_is_missing_and_what_differs(
     assert "each node counts its own versions" in said(third, "pull", run + "@latest", "--merge")
     assert third.cli("pull", run, "--keep-both", check=False).returncode == 2
     assert third.cli("pull", run, "--node", "a", "--node", "b", check=False).returncode == 2
+
+
+def test_a_step_of_which_ranks_are_missing_is_passed_over(
+    mount_factory: Factory, config: dict[str, object]
+) -> None:
+    first, second = mount_factory(config=config), mount_factory(config=config)
+    for step, shards in ((100, [3, 4]), (200, [3])):
+        save(first, [1, 2], 4, step)
+        save(second, shards, 4, step)
+        published(first)
+        published(second)
+    save(first, [1], 4, 300)
+    published(first)
+    third = mount_factory(config=config)
+    run = str(third.path / "run")
+    answer = third.facts("pull", run, "--merge")
+    assert (answer["step"], answer["state"], answer["newer_steps"]) == (100, "complete", [200, 300])
+    assert answer["passed_over"] == [
+        # Of two mounts of one host it is not known which of them has no step 300.
+        f"step 300 is not whole: step_300/{shard(4, 4)[0]} and 6 more",
+        f"step 200 is not whole: step_200/{shard(4, 4)[0]}",
+    ]
+    named = third.cli("pull", run + "@step:300", "--merge", "--as", "later")
+    assert "(partial, " in named.stdout and "missing: " in named.stdout
+    log = cast("list[dict[str, Any]]", third.ask("log", str(third.path / "later")))
+    # Two mounts of one host have one name, so only the files tell who is missing.
+    assert len([one for one in log[-1]["missing"] if "step_300" in one]) == 3

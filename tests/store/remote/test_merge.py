@@ -13,7 +13,7 @@ from dcp_files import dcp_save
 from faultbucket import FaultBucket, Faults, MemoryBucket
 from saved_store import File, SavedStore, Tree, contents
 
-from ckptfs.fusefs.facts import Facts, VersionFacts
+from ckptfs.fusefs.facts import Facts, OpenFile, VersionFacts
 from ckptfs.store.errors import Conflict, Corrupt, NotFound
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import TreeId
@@ -54,8 +54,8 @@ class Here:
         landing = Landing(remote, store.index, store.segments, store.ingest, store.histories, os.urandom)
         facts = VersionFacts(store.segments)
 
-        async def judge(tree: TreeId, step: int | None) -> Facts:
-            return await facts.of(tree, None, step)
+        async def judge(tree: TreeId, step: int | None, open_file: OpenFile | None) -> Facts:
+            return await facts.of(tree, None, step, open_file)
 
         self.log = MergeLog(store.disk, store.index, store.histories)
         self.merger = Merger(landing, self.log, judge)
@@ -141,6 +141,10 @@ def test_a_checkpoint_of_dcp(tmp_path: Path) -> None:
             node: await copied(tmp_path, node, {b"step_5": tree}, remote) for node, tree in nodes.items()
         }
         here = Here(tmp_path / "here", remote)
+        wanted = Wanted([*sources.values()], b"run", (), UNDECIDED, 5, ())
+        seen = await here.merger.look(wanted)
+        assert (seen.state, seen.steps) == (State.COMPLETE, (5,))
+        assert here.store.histories.unit_named(b"run") is None
         part = (await here.merge([sources["a"], sources["c"]])).pulled.record
         assert (part.state, part.missing) == (State.PARTIAL, ("step_5/__1_0.distcp",))
         whole = (await here.merge([*sources.values()])).pulled.record
