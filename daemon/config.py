@@ -61,8 +61,9 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     az://ACCOUNT/CONTAINER/PREFIX, gs://BUCKET/PREFIX). `endpoint` and `region` are for what speaks S3;
     credentials come from the environment. With `key`, the file of a key (64 hex digits) or
     "credential:NAME" of the service manager, all that goes there is encrypted. `push = false`: only
-    `ckptfs push` copies, and not every publish. At most `rate_mib_s` MiB a second are sent (0: as fast as it
-    goes).
+    `ckptfs push` copies, and not every publish. `partial = true`: versions that are not complete, too, such
+    as those of nodes that have some ranks of a run each. At most `rate_mib_s` MiB a second are sent (0: as
+    fast as it goes).
     """
 
     name: str
@@ -71,6 +72,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endpoint: str = ""
     region: str = ""
     push: bool = True
+    partial: bool = False
     rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0.0
 
 

@@ -25,12 +25,12 @@ from ckptfs.daemon.metrics import RemoteFigures
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.queries import iso_time
 from ckptfs.store.errors import CkptfsError, InvalidRequest, NotFound
-from ckptfs.store.history import PULLED, VersionRecord
+from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.copied import CopiedUnits
 from ckptfs.store.remote.healing import HealReport
 from ckptfs.store.remote.objects import Remote
-from ckptfs.store.remote.push import Pusher, PushReport, complete_versions, still_let_go
+from ckptfs.store.remote.push import Pusher, PushReport, Wanted, complete_versions, own_versions, still_let_go
 from ckptfs.store.remote.relaying import OtherRemote
 from ckptfs.store.sweep import listed
 from ckptfs.store.units import Unit
@@ -73,6 +73,11 @@ class Target:
     def name(self) -> str:
         """What it is called."""
         return self.config.name
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which versions it gets without anybody's asking."""
+        return own_versions if self.config.partial else complete_versions
 
 
 class Copying:
@@ -133,7 +138,7 @@ class Copying:
     async def _catch_up(self, target: Target) -> None:
         before = target.failure
         try:
-            rows = await self._push(target, self._parts.histories.units(), complete_versions)
+            rows = await self._push(target, self._parts.histories.units(), target.wanted)
             target.failure = next((said for _, one in rows for said in one.problems), "")
         except (CkptfsError, OSError) as e:
             target.failure = str(e)
@@ -158,7 +163,7 @@ class Copying:
         def wanted(record: VersionRecord) -> bool:
             if number is not None:
                 return record.number == number
-            return complete_versions(record) or (partial and record.origin != PULLED)
+            return (own_versions if partial else complete_versions)(record)
 
         targets, asked = self.targets(remote), list(units)
         rows: dict[str, list[tuple[Unit, PushReport]]] = {}
@@ -351,7 +356,7 @@ class Copying:
         return tuple(found)
 
     def _waiting(self, target: Target) -> tuple[list[VersionRecord], int]:
-        """The complete versions that are not copied yet, and the time of the newest that is (0: none)."""
+        """The versions that it wants and are not copied yet, and the time of the newest that is (0: none)."""
         histories, waiting, safe_ns = self._parts.histories, list[VersionRecord](), 0
         for unit in histories.units():
             copied = target.copied.of(unit.unit)
@@ -360,7 +365,7 @@ class Copying:
             safe_ns = max(safe_ns, copied.newest_ns if copied is not None else 0)
             left = (number for number in histories.numbers(unit.unit) if number not in done)
             records = (histories.version(unit.unit, number) for number in left)
-            waiting += [one for one in records if one is not None and complete_versions(one)]
+            waiting += [one for one in records if one is not None and target.wanted(one)]
         return waiting, safe_ns
 
 

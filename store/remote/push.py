@@ -52,6 +52,11 @@ def complete_versions(record: VersionRecord) -> bool:
     return record.state is State.COMPLETE and record.origin != PULLED
 
 
+def own_versions(record: VersionRecord) -> bool:
+    """The same with those that are not complete."""
+    return record.origin != PULLED
+
+
 def still_let_go(histories: Histories, unit: UnitId, let_go: Collection[int]) -> frozenset[int]:
     """Those of the versions that a collector let go on a remote that are not wanted there again: nobody has
     pinned or tagged them here."""

@@ -27,6 +27,7 @@ from ckptfs.daemon.retaining import Policies
 from ckptfs.store.bucket import Payload
 from ckptfs.store.errors import Corrupt, InvalidRequest, NotPermitted, Unavailable
 from ckptfs.store.histories import Histories
+from ckptfs.store.history import State
 from ckptfs.store.ids import UnitId
 from ckptfs.store.remote.catalogue import RemoteUnit
 from ckptfs.store.remote.collecting import Collector
@@ -266,5 +267,29 @@ def test_only_what_was_asked_for_has_to_be_copied(node: Node) -> None:
             [unit], copied.number, None, partial=False, check=Check.NO, report=lambda done: None
         )
         assert [row["enough"] for row in cast("list[dict[str, object]]", rows)] == [True, True]
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_versions_with_some_of_the_ranks_are_copied_where_the_remote_is_for_such(
+    node: Node, partial: bool
+) -> None:
+    """Each node of a run has a part of each save, so none is ever complete."""
+
+    async def main() -> None:
+        config = RemoteConfig(name="backup", url="file:///nowhere", partial=partial)
+        parts = cast(OpenStore, node.store)
+        node.copying = Copying(parts, [config], lambda one: Remote(node.bucket), "node")
+        await node.store.publish(b"run", {b"__0_0.distcp": b"1"}, state=State.PARTIAL)
+        (row,) = cast("list[dict[str, object]]", node.copying.status())
+        assert row["waiting_versions"] == int(partial)
+        async with trio.open_nursery() as nursery:
+            await node.store.publish(b"run", {b"whole": b"1"})
+            nursery.start_soon(node.copying.run)
+            await node.wait_for((1, 2) if partial else (2,))
+            nursery.cancel_scope.cancel()
+        (row,) = cast("list[dict[str, object]]", node.copying.status())
+        assert row["waiting_versions"] == 0
 
     trio.run(main)
