@@ -140,6 +140,12 @@ def _show_merge(answer: Mapping[str, object]) -> None:
         say(f"missing: {missing}")
     for conflict in cast("Sequence[object]", answer["conflicts"]):
         say(f"differs: {conflict}")
+    ranks = cast("Mapping[str, object] | None", answer["ranks"])
+    if ranks is not None and ranks["silent"]:
+        from ckptfs.daemon.merge_ranks import spans_text
+
+        silent = spans_text(cast("Sequence[int]", ranks["silent"]))
+        say(f"nothing of ranks {silent} of {ranks['world']} is in it, as far as the processes told")
     newer = [str(step) for step in cast("Sequence[object]", answer["newer_steps"])]
     if newer:
         say(f"not every node has the newer steps {', '.join(newer)}; PATH@step:N merges what there is")

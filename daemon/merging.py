@@ -17,6 +17,7 @@ import trio
 from ckptfs.daemon.copying import Copying, Report
 from ckptfs.daemon.fetching import heads_of_path
 from ckptfs.daemon.merge_choice import Choice, Chosen, choose, common_steps
+from ckptfs.daemon.merge_ranks import ranks_of
 from ckptfs.daemon.messages import Json, Progress, Pull
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.fusefs.facts import Facts, OpenFile, VersionFacts
@@ -177,7 +178,10 @@ async def _newest_whole(run: _Run, merger: Merger, passed: list[str]) -> tuple[C
 def _answer(
     remote: str, choice: Choice, wanted: Wanted, merged: Merged, passed: Sequence[str]
 ) -> dict[str, Json]:
-    record = merged.pulled.record
+    record, ranks = merged.pulled.record, ranks_of(choice.chosen)
+    told: Json = None
+    if ranks is not None:
+        told = {"world": ranks.world, "wrote": [*sorted(ranks.wrote)], "silent": [*ranks.silent]}
     rows: list[Json] = [
         {
             "node": one.node,
@@ -198,6 +202,7 @@ def _answer(
         "remote": remote,
         "sources": rows,
         "conflicts": list(merged.notes),
+        "ranks": told,
         "newer_steps": list(choice.newer),
         "fetched_bytes": merged.pulled.fetched_bytes,
         "fetched_chunks": merged.pulled.fetched_chunks,

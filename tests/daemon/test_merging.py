@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,13 @@ def save(mount: Mount, shards: list[int], of: int, step: int = 100, seed: int = 
         name, content = shard(number, of)
         (folder / name).write_bytes(content)
     (folder / "notes").write_text(f"{seed}")
+
+
+def write_as_rank(mount: Mount, rank: int, world: int) -> None:
+    """A process of its own, since what it says of itself is read where it opens the file."""
+    file = mount.path / "run" / f"of-{rank}"
+    told = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    subprocess.run(["sh", "-c", f"echo {rank} > {file}"], env={**os.environ, **told}, check=True, timeout=30)
 
 
 def published(mount: Mount, *more: str) -> None:
@@ -73,6 +81,8 @@ def test_two_nodes_become_one_tree(mount_factory: Factory, config: dict[str, obj
     first, second = mount_factory(config=config), mount_factory(config=config)
     save(first, [1, 2], 4)
     save(second, [3, 4], 4)
+    write_as_rank(first, 0, 3)
+    write_as_rank(second, 2, 3)
     published(first)
     published(second)
     keys = [public_key(one, tmp_path / f"{at}.pub") for at, one in enumerate((first, second))]
@@ -83,7 +93,8 @@ def test_two_nodes_become_one_tree(mount_factory: Factory, config: dict[str, obj
     answer = third.facts("pull", run, "--merge", *given)
     assert (answer["state"], answer["step"], answer["live"], answer["missing"]) == ("complete", 100, True, [])
     expected = files_of(first.path / "run") | files_of(second.path / "run")
-    assert files_of(third.path / "run") == expected and len(expected) == 6
+    assert files_of(third.path / "run") == expected and len(expected) == 8
+    assert answer["ranks"] == {"world": 3, "wrote": [0, 2], "silent": [1]}
     prints = {one.cli("keys", "fingerprint", str(one.path)).stdout.strip() for one in (first, second)}
     assert {source["key"] for source in answer["sources"]} == prints
     assert len({source["node"] for source in answer["sources"]}) == 2, "two mounts of one host are told apart"
