@@ -63,6 +63,10 @@ class ParentTable:
         rows = self._index.scan(Table.CHILD, chunk, limit=len(but_of) + 1)
         return any(ChunkId(key[DIGEST_BYTES:]) not in but_of for key, _ in rows)
 
+    def count_children(self, chunk: ChunkId, most: int) -> int:
+        """How many chunks are encoded against this one, counted up to `most`."""
+        return sum(1 for _ in self._index.scan(Table.CHILD, chunk, limit=most))
+
     def least_child_depth(self, chunk: ChunkId) -> int:
         """The smallest depth of those that are encoded against this one; more than MAX_DEPTH if none is."""
         return min((value[0] for _, value in self._index.scan(Table.CHILD, chunk)), default=MAX_DEPTH + 1)

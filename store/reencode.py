@@ -18,11 +18,12 @@ from functools import partial
 import trio
 from msgspec.structs import replace
 
+from ckptfs.store.chain_shape import SHAPE, ChainShape, Standing, choose_parent
 from ckptfs.store.chunk_table import NEXT_SEGMENT
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch, Wanted, encode_batch
 from ckptfs.store.encoding_plan import PlannedChunk
-from ckptfs.store.errors import NoSpace, ReadOnly
+from ckptfs.store.errors import Corrupt, NoSpace, ReadOnly
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest_commit import Committer
@@ -92,13 +93,15 @@ class Reencoder:
         segments: Segments,
         committer: Committer,
         run_batch: EncodeBatch | None = None,
+        shape: ChainShape = SHAPE,
     ) -> None:
-        """Without `run_batch` a worker thread does it."""
+        """Without `run_batch` a worker thread does it. `shape` is that of the chains it makes."""
         self._disk = disk
         self._index = index
         self._segments = segments
         self._committer = committer
         self._run_batch = run_batch if run_batch is not None else self._in_thread
+        self._shape = shape
         self._lock = trio.Lock()
         self._is_flagged = False
 
@@ -134,7 +137,8 @@ class Reencoder:
                 done.plain_bytes += one.length
                 most = min(MAX_DEPTH, self._segments.parents.least_child_depth(one.chunk) - 1)
                 if location.codec == Codec.RAW and not location.in_idx and most >= 0:
-                    wanted[one.chunk] = Wanted(one.chunk, location, one.dtype, one.parent, one.cast_of, most)
+                    parent = None if one.parent is None else self._parent_in_shape(one.parent)
+                    wanted[one.chunk] = Wanted(one.chunk, location, one.dtype, parent, one.cast_of, most)
             await trio.lowlevel.checkpoint()
         parents = {parent for one in wanted.values() for parent in _parents_of(one)}
         held |= wanted.keys() | parents
@@ -145,6 +149,21 @@ class Reencoder:
         done.passed_over = wanted.keys() - {one.chunk for one in still}
         number = self._committer.take_number()
         return EncodingBatch(number, self._committer.now_ns(), still, places, depths), done
+
+    def _parent_in_shape(self, nearest: ChunkId) -> ChunkId | None:
+        return choose_parent(nearest, self._standing, self._shape)
+
+    def _standing(self, chunk: ChunkId) -> Standing | None:
+        parents = self._segments.parents
+        try:
+            location, lineage = self._segments.locate(chunk), parents.lineage(chunk)
+        except Corrupt:
+            return None  # A scrub puts it right.
+        if location is None:
+            return None
+        base = lineage.parents[0] if lineage is not None and location.codec == Codec.DELTA else None
+        depth = 0 if lineage is None else lineage.depth
+        return Standing(depth, parents.count_children(chunk, self._shape.children), base)
 
     def _keep_others_out(self) -> None:
         """Before the first encoded segment: programs that do not know them must not open this store."""

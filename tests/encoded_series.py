@@ -15,6 +15,7 @@ import numpy as np
 import trio
 from small_store import SmallStore, memory_or
 
+from ckptfs.store.chain_shape import ChainShape
 from ckptfs.store.encoding_plan import PlannedChunk, Save, earlier_saves, match_save, plan_file
 from ckptfs.store.formats import parse
 from ckptfs.store.ids import ChunkId
@@ -124,8 +125,9 @@ class Series:
 
 
 def reencoder(store: SmallStore) -> Reencoder:
-    """One that works in a thread."""
-    return Reencoder(store.disk, store.index, store.segments, store.ingest.committer)
+    """One that works in a thread, and makes chains as deep as the format has them."""
+    shape = ChainShape(MAX_DEPTH, 8)
+    return Reencoder(store.disk, store.index, store.segments, store.ingest.committer, shape=shape)
 
 
 def located(segments: Segments, chunk: ChunkId) -> Location:

@@ -28,11 +28,6 @@ _RAW_ABOVE: Final = 0.985
 """A plane that does not get smaller than this stays as it is: it is decoded for nothing then."""
 _REPEATS_BYTES: Final = 4096
 """zstd's search is tried on tensors in which one of so many bytes begins a word that was met before."""
-_DEEP: Final = 3
-_DEEP_SHARE: Final = 0.6
-"""Whoever reads a chunk waits for all that it leads to, so beyond a depth of _DEEP the differences may take
-so much of the room of the values at most: series of bfloat16 go on, of AdamW's float32 every fourth save
-stands alone, which costs 3 % of their room and spares readers half of the time."""
 _SAMPLED_BYTES: Final = 1 << 20
 """What a parent is chosen by; chunks of tensors are shorter."""
 _COUNTS: Final = np.arange(_SAMPLED_BYTES // (SAMPLE_STRIDE // SAMPLE_RUN) + 1, dtype=np.float32)
@@ -134,8 +129,8 @@ def _planes(payload: Buffer, element: Element, parent: Parent | None, coder: Cod
 
 
 def _helps(payload: Buffer, parent: Parent, element: Element) -> bool:
-    """Whether the differences to the parent seem to take so much less room than the values as its depth asks:
-    by the bits that the sampled planes take if each byte costs what its frequency in its plane says."""
+    """Whether the differences to the parent seem to take less room than the values: by the bits that the
+    sampled planes take if each byte costs what its frequency in its plane says."""
     width, parameters = WIDTH[element], PARAMETERS[element]
     first, second = memoryview(payload)[:_SAMPLED_BYTES], memoryview(parent.payload)[:_SAMPLED_BYTES]
     samples = KERNELS.sample(first, second, width, parameters) + KERNELS.sample(
@@ -146,7 +141,7 @@ def _helps(payload: Buffer, parent: Parent, element: Element) -> bool:
     bits = _COUNTS[total] - _COUNTS[counts].sum(axis=2)
     bits[bits > _RAW_ABOVE * 8 * total] = 8 * total
     with_parent, alone = bits.sum(axis=1).tolist()
-    return bool(with_parent < alone * (_DEEP_SHARE if parent.depth >= _DEEP else 1))
+    return bool(with_parent < alone)
 
 
 def _body(payload: Buffer, element: Element, parent: Buffer | None, coder: Coder) -> list[Buffer]:

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from codecs_series import SERIES, saves_of
 
+from ckptfs.store.chain_shape import Standing, choose_parent
 from ckptfs.store.codecs import Coder, Encoded, Parent, Stored, decode_chunk, encode
 from ckptfs.store.codecs.decoding import decode
 from ckptfs.store.codecs.encoded_chunk import decode_header
@@ -76,8 +77,17 @@ class Tally:
     unique: int = 0
     stored: int = 0
     by_codec: Counter[str] = field(default_factory=Counter)
+    children: Counter[ChunkId] = field(default_factory=Counter)
     kept: dict[ChunkId, Kept] = field(default_factory=dict)
     work: dict[tuple[str, bool], list[tuple[bytes, str, Parent | None]]] = field(default_factory=dict)
+
+    def standing(self, chunk: ChunkId) -> Standing | None:
+        """Where a chunk stands, for the shape of the chains."""
+        if chunk not in self.kept:
+            return None
+        encoded = self.kept[chunk].encoded
+        base = encoded.parents[0] if encoded.codec is Codec.DELTA else None
+        return Standing(encoded.depth, self.children[chunk], base)
 
 
 def cut(view: memoryview, layout: Layout | None) -> tuple[Recipe, dict[ChunkId, memoryview]]:
@@ -147,12 +157,13 @@ def store(
     if planned.chunk in tally.kept:
         return
     payload = bytes(payloads[planned.chunk])
-    parent = parent_of(tally, planned.parent)
+    parent = parent_of(tally, planned.parent and choose_parent(planned.parent, tally.standing))
     casts = [one for one in (parent_of(tally, chunk) for chunk in planned.cast_of) if one is not None]
     encoded = encode(payload, planned.dtype, parent, casts, coder)
     if not is_last and encoded.codec is not Codec.CAST:
         return
     tally.kept[planned.chunk] = Kept(encoded, payload)
+    tally.children.update(encoded.parents)
     tally.unique += len(payload)
     tally.stored += len(encoded.stored)
     tally.by_codec[encoded.codec.name] += len(payload)

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/warm_speed.py [--mib 192] [--rounds 9] [--only load,random,writer] [--json FILE]
 
-A run of ten .pt saves, each weights that changed a little, of which nine are encoded: the k-th leads through
-k others. One rule: the store lies in memory, and so do the files that `native` reads; a round reads or writes
-on both sides, one behind the other, and nothing that it reads is in the page cache of the mount. The codecs'
-own rates on one core are those of tests/benchmarks/codecs.py.
+A run of ten .pt saves, each weights that changed a little, of which nine are encoded: the first stands alone,
+and the others are differences to it (store/chain_shape.py). One rule: the store lies in memory, and so do the
+files that `native` reads; a round reads or writes on both sides, one behind the other, and nothing that it
+reads is in the page cache of the mount. The codecs' own rates on one core: tests/benchmarks/codecs.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from mounting import Mount, memory_folder
 from report import Figure, save, show
 
 LOAD, RANDOM_S, WRITER = 0.4, 0.025, 0.95
-"""Goals: torch.load to native's, a random MiB at depth 8, a save beside the encoder to one without it."""
+"""Goals: torch.load to native's, a random MiB, a save beside the encoder to one without it."""
 _SAVES = 10
-_DEPTHS = (0, 1, 4, 8)
+_ENCODED = {"alone": 1, "to the save before": 2, "to the eighth before": 9}
+"""Saves by what they are encoded against."""
 _TENSOR_VALUES = 4 << 20
 _MIB = 1 << 20
 _LIMIT_S = 1800.0
@@ -67,12 +68,11 @@ def forget(path: Path) -> None:
 
 
 def loads(mount: Mount, native: Path, rounds: int) -> Iterator[Figure]:
-    """torch.load of saves at several depths."""
-    for depth in _DEPTHS:
-        name = f"checkpoint-{depth + 1}"
+    """torch.load of encoded saves."""
+    for against, number in _ENCODED.items():
+        name = f"checkpoint-{number}"
         size = (native / name / "model.pt").stat().st_size
-        figure = Figure(f"torch.load, depth {depth}", "ckptfs auto", data_bytes=size)
-        figure.goal = LOAD if depth <= 1 else None
+        figure = Figure(f"torch.load, {against}", "ckptfs auto", goal=LOAD, data_bytes=size)
         for _ in range(rounds):
             figure.native_s.append(run_client("load_torch", native / name, "")[0])
             forget(mount.path / "run" / name / "model.pt")
@@ -85,10 +85,9 @@ def loads(mount: Mount, native: Path, rounds: int) -> Iterator[Figure]:
 def random_reads(mount: Mount, rounds: int) -> Iterator[Figure]:
     """1 MiB at offsets drawn anew, each after the cache was dropped."""
     draw = random.Random(1)
-    for depth in _DEPTHS:
-        path = mount.path / "run" / f"checkpoint-{depth + 1}" / "model.pt"
-        figure = Figure(f"random 1 MiB, depth {depth}", "ckptfs auto", in_seconds=True)
-        figure.goal = RANDOM_S if depth == _DEPTHS[-1] else None
+    for against, number in _ENCODED.items():
+        path = mount.path / "run" / f"checkpoint-{number}" / "model.pt"
+        figure = Figure(f"random 1 MiB, {against}", "ckptfs auto", goal=RANDOM_S, in_seconds=True)
         for _ in range(rounds * 5):
             forget(path)
             fd = os.open(path, os.O_RDONLY)

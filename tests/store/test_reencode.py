@@ -28,6 +28,7 @@ from encoded_series import (
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.bad_chunks import find_bad, find_bad_places
+from ckptfs.store.chain_shape import ChainShape
 from ckptfs.store.encoding_batch import EncodingBatch, encode_batch, freed_bytes
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt
@@ -35,6 +36,7 @@ from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.layout import ENCODED, Format, encode_format, read_format
 from ckptfs.store.packing import Built
+from ckptfs.store.reencode import Reencoder
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     BLOCK_BYTES,
@@ -110,8 +112,50 @@ def test_a_chain_is_no_longer_than_it_may_be(store: SmallStore) -> None:
     depths = [
         max(store.segments.parents.depth(chunk) for chunk in series.chunks(n)) for n in range(MAX_DEPTH + 4)
     ]
-    assert depths == [*range(MAX_DEPTH + 1), 0, 1, 2]
+    assert depths == [*range(MAX_DEPTH + 1), *[MAX_DEPTH] * 3]
     store.reopen()
+    series.check()
+    check_tables(store)
+
+
+def test_saves_are_encoded_against_a_base_that_has_room_for_them(store: SmallStore) -> None:
+    """Two children each: the third stands alone, and is the base of the next two."""
+    series = Series(store, [{PATH: save[PATH]} for save in saves(8, values=20_000)])
+    one = Reencoder(
+        store.disk, store.index, store.segments, store.ingest.committer, shape=ChainShape(depth=1, children=2)
+    )
+    for number in range(7):
+        trio.run(one.encode, series.planned(number))
+    for number in range(7):
+        lineages = [
+            lineage
+            for chunk in encoded_chunks(series, number)
+            if (lineage := store.segments.parents.lineage(chunk)) is not None
+        ]
+        assert bool(lineages) == (number % 3 > 0)
+        bases = set(series.chunks(number - number % 3))
+        assert all(lineage.depth == 1 and bases.issuperset(lineage.parents) for lineage in lineages)
+    store.reopen()
+    series.check()
+    check_tables(store)
+
+
+def test_by_itself_a_difference_leads_to_one_chunk_and_a_cast_to_two_more_at_most(series: Series) -> None:
+    store = series.store
+    one = Reencoder(store.disk, store.index, store.segments, store.ingest.committer)
+    for number in range(4):
+        trio.run(one.encode, series.planned(number))
+    depths = {
+        codec: {
+            store.segments.parents.depth(chunk)
+            for number in range(4)
+            for path in series.files[number]
+            for chunk in series.chunks(number, path)
+            if located(store.segments, chunk).codec == codec
+        }
+        for codec in (Codec.DELTA, Codec.CAST)
+    }
+    assert depths == {Codec.DELTA: {1}, Codec.CAST: {1, 2}}
     series.check()
     check_tables(store)
 

@@ -177,17 +177,6 @@ def test_the_deepest_parent_is_used() -> None:
     assert encoded.codec is Codec.DELTA and encoded.depth == MAX_DEPTH
 
 
-def test_a_deep_parent_has_to_be_worth_the_wait() -> None:
-    first = weights(1)
-    far = (first + weights(2, spread=0.002)).tobytes()
-    near = (first + weights(2, spread=2e-7)).tobytes()
-    coder = Coder()
-    for payload, is_near in ((far, False), (near, True)):
-        for depth in range(MAX_DEPTH):
-            encoded = encode(payload, "F32", parent_of(first.tobytes(), depth), (), coder)
-            assert encoded.codec is (Codec.DELTA if is_near or depth < 3 else Codec.PLANES), depth
-
-
 def test_no_chunk_is_its_own_parent() -> None:
     """Two saves that share a chunk offer it as its own parent; zeros are the cast of themselves."""
     for payload in (weights(9).tobytes(), bytes(CHUNK_BYTES)):
