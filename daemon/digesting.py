@@ -280,7 +280,7 @@ class Digesting:
         self._current_bytes = sum(saved.entry.size for saved in contents.values())
         await self._make(due, record, contents)
         if self._health is not None:
-            await self._health.sum_up(record)
+            await self._health.sum_up(record, self._rest)
 
     def _has(self, recipe: RecipeId) -> bool:
         lacks_health = self._health is not None and self._health.lacks(recipe)

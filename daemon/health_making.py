@@ -7,7 +7,7 @@ Source: FORMAT.md, "Health".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
@@ -58,8 +58,9 @@ class HealthMaking:
         made = await trio.to_thread.run_sync(encoded_records, contents, limiter=self._limiter)
         await self._log.record(unit, made, found.keys() - contents.keys())
 
-    async def sum_up(self, record: VersionRecord) -> None:
-        """Note what the contents of a version add up to. Durable when: the next commit was made."""
+    async def sum_up(self, record: VersionRecord, rest: Callable[[int], Awaitable[None]]) -> None:
+        """Note what the contents of a version add up to; `rest` is called again and again, with a number that
+        tells how far it is. Durable when: the next commit was made."""
         if not self._is_wanted():
             return
         total, unknown = HealthSum(), 0
@@ -77,7 +78,7 @@ class HealthMaking:
                 unknown += found is None
                 total += found or HealthSum()
             if step % _SLICE == 0:
-                await trio.lowlevel.checkpoint()
+                await rest(step)
         self._log.put_version(record.unit, record.number, VersionHealth(total, unknown))
 
     def _of(self, recipe: RecipeId) -> HealthSum | None:

@@ -151,6 +151,21 @@ def test_the_sum_of_a_later_version_has_what_did_not_change(world: World) -> Non
     assert world.of(second).total.bad == 1 and world.log.newest(second.unit) == (2, world.of(second))
 
 
+def test_a_sum_over_many_files_leaves_the_core_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files of a version are gone through, though nothing of them is read."""
+    record = world.publish(**{f"n{number}": b"same" for number in range(600)})
+    rests = list[int]()
+
+    async def rest(done: int) -> None:
+        rests.append(done)
+
+    monkeypatch.setattr(world.digesting, "_rest", rest)
+    world.look()
+    assert world.of(record).unknown == 0 and {256, 512} <= {*rests}
+
+
 def test_where_it_is_not_wanted_nobody_looks(world: World) -> None:
     world.wanted = False
     record = world.publish(a_safetensors=bad())
