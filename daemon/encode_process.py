@@ -12,12 +12,12 @@ import os
 import signal
 import struct
 import sys
-from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
 
 from ckptfs.daemon.encode_orphan import hold_store
+from ckptfs.daemon.idling import set_idle
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch, encode_batch
 from ckptfs.store.errors import CkptfsError, Corrupt, NoSpace
@@ -42,8 +42,7 @@ _batches = msgspec.msgpack.Decoder(EncodingBatch)
 def main() -> None:
     """Serve until the other side has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    set_idle(os.getpid(), True)
     disk = Disk(sys.argv[1])
     if not hold_store(disk, int(sys.argv[2])):
         return

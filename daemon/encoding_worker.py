@@ -100,6 +100,7 @@ class EncodingWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
+            start_new_session=True,
             env={**os.environ, **_ALLOCATOR, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 

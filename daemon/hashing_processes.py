@@ -31,7 +31,7 @@ _POLL_S = 0.01
 class HashingProcesses:
     """A SpanCutter. Belongs to the index thread; a worker belongs to the one task that took it.
 
-    Workers run when nothing else wants the core (SCHED_IDLE, for root: nobody else may take that back),
+    Workers run when nothing else wants the core (idling.py, where we may take that back),
     but for a span that takes longer than `HURRIED_AFTER_S` so, inside of `hurried`, and while they are lent.
     """
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import trio
 
 from ckptfs.daemon.hashing_process import REPLY, cut_request, hash_request
+from ckptfs.daemon.idling import may_be_hurried, set_idle
 from ckptfs.store.ids import DIGEST_BYTES
 from ckptfs.store.spans import Cuts, Span
 
@@ -45,6 +46,7 @@ class Worker:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     cwd="/",
+                    start_new_session=True,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
                 )
             except OSError:
@@ -121,14 +123,9 @@ class Worker:
 
     def set_idle(self, is_idle: bool) -> None:
         """Whether it runs only when nothing else wants the core; always False where that is for ever."""
-        if is_idle == self._is_idle or os.geteuid() != 0:
-            return
-        try:
-            policy = os.SCHED_IDLE if is_idle else os.SCHED_OTHER
-            os.sched_setscheduler(self._process.pid, policy, os.sched_param(0))
+        may = not is_idle or may_be_hurried()
+        if is_idle != self._is_idle and may and set_idle(self._process.pid, is_idle):
             self._is_idle = is_idle
-        except OSError:
-            pass  # It is gone, or may not be told; either way it is only about speed.
 
     def kill(self) -> None:
         """Whatever it does. It is not waited for: on a busy machine that may take its time."""

@@ -127,10 +127,13 @@ def rss_anon_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def session_members(leader: int) -> list[int]:
-    """Pids of the processes in the session that this process leads."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if _session_of(pid) == leader]
+def family(leader: int) -> set[int]:
+    """Pids of a process, of those in the session that it leads, and of whatever they have started."""
+    parents = {int(name): _parent_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    found = {leader} | {pid for pid in parents if _session_of(pid) == leader}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
 
 
 def poll(look: Callable[[], Found], timeout_s: float, *, every_s: float = 0.05) -> Found | None:
@@ -143,6 +146,12 @@ def poll(look: Callable[[], Found], timeout_s: float, *, every_s: float = 0.05) 
         if time.monotonic() >= deadline:
             return None
         time.sleep(every_s)
+
+
+def _parent_of(pid: int) -> int | None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def _session_of(pid: int) -> int | None:

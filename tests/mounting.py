@@ -151,7 +151,7 @@ class Mount(CommandLine):
 
     def rss_anon_bytes(self) -> int:
         """Anonymous memory of the daemon together with every process that it started."""
-        return sum(kernelmounts.rss_anon_bytes(pid) for pid in kernelmounts.session_members(self.pid))
+        return sum(kernelmounts.rss_anon_bytes(pid) for pid in kernelmounts.family(self.pid))
 
     def _is_ready(self, said_bytes: int) -> bool:
         return any(line.startswith(b"ready") for line in self._stdout.read_bytes()[said_bytes:].splitlines())

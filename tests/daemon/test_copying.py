@@ -217,7 +217,9 @@ def test_a_damaged_history_hides_only_its_own_unit(node: Node, tmp_path: Path) -
         with pytest.raises(Corrupt, match=r"run of node is not merged: .*; --node names the nodes that are"):
             await merging.merge(Pull(path="/run", name="copy", merge=True), (), lambda done: None)
         with pytest.raises(InvalidRequest, match="no step"):
-            await merging.merge(Pull(path="/run", name="copy", merge=True, nodes=("other",)), (), lambda done: None)
+            await merging.merge(
+                Pull(path="/run", name="copy", merge=True, nodes=("other",)), (), lambda done: None
+            )
         other.close()
 
     trio.run(main)

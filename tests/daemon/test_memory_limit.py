@@ -98,7 +98,7 @@ def test_nobody_is_killed(
 ) -> None:
     mount = mount_factory(config={"settle_s": 0.5, "write_path": write_path}, limit_s=1800)
     before = mount.pid
-    for pid in kernelmounts.session_members(before):
+    for pid in kernelmounts.family(before):
         limit.add(pid)
     run = mount.path / "run"
     run.mkdir()
