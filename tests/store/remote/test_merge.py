@@ -12,6 +12,7 @@ import trio
 from dcp_files import dcp_save
 from faultbucket import FaultBucket, Faults, MemoryBucket
 from saved_store import File, SavedStore, Tree, contents
+from small_store import safetensors
 
 from ckptfs.fusefs.facts import Facts, OpenFile, VersionFacts
 from ckptfs.store.errors import Conflict, Corrupt, NotFound
@@ -195,6 +196,56 @@ def test_conflicts_fetch_nothing_of_contents_until_somebody_decides(tmp_path: Pa
         assert here.files(kept.pulled.record) == {b"same": same, b"f~a": mine, b"f~b": theirs}
         noted = here.log.of(kept.pulled.record)
         assert noted is not None and noted.notes == kept.notes
+        here.store.close()
+
+    trio.run(main)
+
+
+LONG = noise(4, 600_000)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (LONG, LONG[:-1] + bytes([LONG[-1] ^ 1])),
+        (safetensors({"w": LONG}), safetensors({"w": bytes([LONG[0] ^ 1]) + LONG[1:]})),
+        (File(LONG[:5] + bytes(1 << 20)), File(LONG[:5] + bytes(1 << 20), holes=((8192, 900_000),))),
+        (
+            File(LONG[:5] + bytes(1 << 20), holes=((8192, 900_000),)),
+            LONG[:5] + bytes(700_000) + LONG[:348576],
+        ),
+    ],
+    ids=["cut by content", "cut at tensors", "the same with a hole", "something in a hole"],
+)
+def test_contents_of_one_size(tmp_path: Path, mine: File | bytes, theirs: File | bytes) -> None:
+    async def main() -> None:
+        remote = Remote(MemoryBucket())
+        sources = [
+            await copied(tmp_path, node, {b"f": content}, remote)
+            for node, content in (("a", mine), ("b", theirs))
+        ]
+        here = Here(tmp_path / "here", remote)
+        bytes_of = [one.content if isinstance(one, File) else one for one in (mine, theirs)]
+        assert len(bytes_of[0]) == len(bytes_of[1])
+        if bytes_of[0] == bytes_of[1]:
+            record = (await here.merge(sources)).pulled.record
+            assert here.files(record) == {b"f": bytes_of[0]}
+        else:
+            with pytest.raises(Conflict, match="f has other content on a and b"):
+                await here.merge(sources)
+        here.store.close()
+
+    trio.run(main)
+
+
+def test_a_preferred_node_without_the_part_prefers_nobody(tmp_path: Path) -> None:
+    async def main() -> None:
+        remote = Remote(MemoryBucket())
+        trees: dict[str, Tree] = {"a": {b"x": b""}, "b": {b"ck": {b"f": b"1"}}, "c": {b"ck": {b"f": b"2"}}}
+        sources = [await copied(tmp_path, node, tree, remote) for node, tree in trees.items()]
+        here = Here(tmp_path / "here", remote)
+        with pytest.raises(Conflict, match="ck/f has other content on b and c"):
+            await here.merge(sources, (b"ck",), Decision(preferred=1))
         here.store.close()
 
     trio.run(main)
