@@ -86,7 +86,8 @@ def health(
     as_json: AsJson = False,
 ) -> None:
     """Say which float tensors of a version (the latest, if none is named) hold NaN or infinity (then it ends
-    with 1), values that FP16 or BF16 cannot hold, the largest value of their dtype, or subnormals.
+    with 1), values that FP16 or BF16 cannot hold, the largest value of their dtype, or subnormals. It ends
+    with 1, too, if a file is damaged so that of a part of it nothing can be told.
 
     They are looked at in the background after a version was made; those that were not are looked at now.
     """
@@ -100,7 +101,7 @@ def health(
         print_json(answer)
     else:
         show_health(files, every=every)
-    if any(one["bad_tensors"] for one in files):
+    if any(one["bad_tensors"] or one["damage"] for one in files):
         raise Failed(1)
 
 

@@ -141,6 +141,8 @@ def show_health(files: Sequence[Mapping[str, object]], *, every: bool) -> None:
         listed = cast("Sequence[Mapping[str, object]]", one["listed"])
         found = health_text(one) or "nothing to say"
         say(f"{one['path']}: {one['tensors']} float tensors, up to {one['largest']:.6g}: {found}")
+        if one["damage"] is not None:
+            say(f"    (of the rest of it nothing can be told: {one['damage']})")
         for tensor in listed:
             text = health_text(tensor)
             if text or every:

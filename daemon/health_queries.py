@@ -19,7 +19,7 @@ from ckptfs.daemon.saved_files import Saved
 from ckptfs.daemon.saved_layouts import content_layout, saved_layout
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.health_log import HealthLog
-from ckptfs.store.health_records import ContentHealth, TensorHealth
+from ckptfs.store.health_records import ContentHealth, HealthSum, TensorHealth
 from ckptfs.store.health_run import HealthRun
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.segments import Segments
@@ -43,7 +43,8 @@ class HealthQueries:
         self, record: VersionRecord, found: Sequence[tuple[bytes, Saved]], report: Report
     ) -> tuple[list[Json], list[Json]]:
         """A row for each file with float tensors, and the paths of the others; `found` are (path to show,
-        file by its path in the version). Corrupt if something cannot be read."""
+        file by its path in the version). `damage` of a row says why the file has a part of which nothing can
+        be told. Corrupt if something cannot be read."""
         rows: list[Json] = []
         others: list[Json] = []
         total_bytes, done_bytes = sum(saved.entry.size for _, saved in found), 0
@@ -62,24 +63,27 @@ class HealthQueries:
         recipe = saved.entry.recipe
         assert recipe is not None, "only regular files have a health"
         source: Literal["index", "chunks"] = "index"
-        known = self._known(saved)
+        known, damage = self._known(saved), None
         if self._log.has_no_tensors(recipe):
             return None
         if known is None:
             found = await content_layout(self._segments, self._limiter, recipe)
             run, source = HealthRun(() if found is None else found.tensors), "chunks"
-            if run.is_empty:
+            damage = None if found is None else found.damage
+            if run.is_empty and damage is None:
                 return None
-            await self._files.digests(recipe, _go_on, run)
-            known = run.finish()
-        assert known is not None, "a file with float tensors has a health"
+            if not run.is_empty:
+                await self._files.digests(recipe, _go_on, run)
+                known = run.finish()
+        total, listed = (HealthSum(), ()) if known is None else (known.total, known.listed)
         layout = await saved_layout(self._segments, self._limiter, record.top, saved)
         named = {(one.offset, one.length): one.name for one in (layout.tensors if layout is not None else ())}
         return {
             "path": os.fsdecode(path),
             "source": source,
-            **known.total.facts(),
-            "listed": [_tensor_row(one, named.get((one.offset, one.length))) for one in known.listed],
+            "damage": damage,
+            **total.facts(),
+            "listed": [_tensor_row(one, named.get((one.offset, one.length))) for one in listed],
         }
 
     def _known(self, saved: Saved) -> ContentHealth | None:

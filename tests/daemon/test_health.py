@@ -389,10 +389,12 @@ def test_log_marks_a_save_with_a_nan(mount_factory: Callable[..., Mount]) -> Non
 def test_it_is_told_to_people(capsys: pytest.CaptureFixture[str]) -> None:
     counts = HealthSum(tensors=3, largest=2.5).facts()
     tensor = {"name": "w", "dtype": "F32", "offset": 8} | counts
-    files = [{"path": "a", "listed": [tensor, tensor | {"name": None, "subnormal": 2}]} | counts]
+    listed = [tensor, tensor | {"name": None, "subnormal": 2}]
+    files = [{"path": "a", "damage": "cut", "listed": listed} | counts]
     show_health(files, every=False)
     assert capsys.readouterr().out.splitlines() == [
         "a: 3 float tensors, up to 2.5: nothing to say",
+        "    (of the rest of it nothing can be told: cut)",
         "    at byte 8: F32, up to 2.5: 2 subnormal",
         "    (only 2 of them are listed)",
     ]
@@ -424,6 +426,16 @@ def test_what_was_not_looked_at_is_looked_at_when_asked_for(world: World) -> Non
     world.look()
     world.read.clear()
     assert asked() == ([row | {"source": "index"}], others) and world.read == []
+
+
+def test_of_a_file_that_is_cut_off_nobody_says_that_it_is_fine(world: World) -> None:
+    record = world.publish(cut_safetensors=FINE[:-1], header_safetensors=FINE[:5000], b_safetensors=FINE)
+    saved = [one for one in walk(world.store.segments, Saved(b"", record.top), refuse) if one.entry.is_file]
+    queries = HealthQueries(world.store.segments, world.files, world.log, trio.CapacityLimiter(1))
+    rows, others = trio.run(queries.rows, record, [(one.path, one) for one in saved], lambda progress: None)
+    found = {row["path"]: row["damage"] for row in cast("list[dict[str, Json]]", rows)}
+    assert others == [] and found["b.safetensors"] is None
+    assert "truncated" in str(found["cut.safetensors"]) and "truncated" in str(found["header.safetensors"])
 
 
 @pytest.mark.parametrize("what", ["all of it", "its list"])
