@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,8 @@ _MOST_JSON_BYTES = 64 << 20
 _MOST_ERROR = 500
 _SIBLING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TORCH = ("torch-zip", "torch-legacy")
+# A magic number, a protocol, facts of the machine, the object, the keys of its storages.
+_LEGACY_PICKLES = 5
 
 
 class FileReader:
@@ -136,9 +139,29 @@ def _load_torch(path: str) -> str | None:
         torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as e:
         if "eights only load failed" in str(e) or "weights_only" in str(e):
+            # That is said of a pickle that is broken as well.
+            _walk_pickles(path)
             raise _Refused("it holds more than weights, which is not unpickled here") from None
         raise
     return "torch"
+
+
+def _walk_pickles(path: str) -> None:
+    """Go through a torch file's pickles, op by op, and do nothing that they say; an error if one is cut off
+    or has an op that there is not."""
+    import pickletools
+    import zipfile
+
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            for _ in range(_LEGACY_PICKLES):
+                deque(pickletools.genops(file), 0)
+        return
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("/data.pkl"):
+                with archive.open(name) as member:
+                    deque(pickletools.genops(member), 0)
 
 
 def _read_tensors(path: str, layout: Layout) -> None:

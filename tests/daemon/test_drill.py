@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -147,6 +148,29 @@ def test_what_needs_unpickling_is_not_loaded_and_no_failure(tmp_path: Path, run:
     found = drilled(stored(tmp_path, run))
     assert found.outcome == "good"
     assert [one.path for one in found.files if one.refused] == ["checkpoint-200/training_args.bin"]
+
+
+class Anything:
+    """No weights."""
+
+
+@pytest.mark.parametrize(("is_legacy", "is_whole"), [(False, True), (False, False), (True, True)])
+def test_a_pickle_that_is_cut_off_is_not_taken_for_one_with_objects(
+    tmp_path: Path, is_legacy: bool, is_whole: bool
+) -> None:
+    """torch says the same of both."""
+    path = tmp_path / "some.pt"
+    torch.save({"w": torch.zeros(9)} | ({"o": Anything()} if is_whole else {}), path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    if is_legacy:
+        torch.save([torch.zeros(9), Anything()], path, _use_new_zipfile_serialization=False)
+    elif not is_whole:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in parts.items():
+                archive.writestr(name, content[: len(content) // 2] if name.endswith(".pkl") else content)
+    found = drill_loader.load(str(path))
+    assert found is not None and (found.error is None, bool(found.refused)) == (is_whole, is_whole), found
 
 
 def test_the_probe_has_the_last_word(tmp_path: Path, run: Path) -> None:
