@@ -3,11 +3,11 @@
 One rule: it is about speed alone, so what the kernel does not allow is left; but only who can be hurried
 again is made idle.
 
-SCHED_IDLE gives way within a group of tasks. A kernel with CONFIG_SCHED_AUTOGROUP (Debian's, for one) makes a
-group of each session, and to another group the daemon's idle tasks are as good as any: beside a job on the same
-core they took half of it (measured: 1.31 s of CPU against its 1.32 s). So such a process leads a session of its
-own, and the group of that has a niceness of its own (then 0.03 s against 1.87 s). Where a service manager shares
-out the cores among control groups, those count instead.
+SCHED_IDLE gives way within a group of tasks. A kernel with CONFIG_SCHED_AUTOGROUP (Debian's, for one) makes
+a group of each session, and to another group the daemon's idle tasks are as good as any: beside a job on the
+same core they took half of it (measured: 1.31 s of CPU against its 1.32 s). So such a process leads a session
+of its own, and the group of that has a niceness of its own (then 0.03 s against 1.87 s). Where a service
+manager shares out the cores among control groups, those count instead.
 
 Source: sched(7), "The autogroup feature"; setpriority(2) and RLIMIT_NICE in getrlimit(2).
 """
