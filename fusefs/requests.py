@@ -98,6 +98,11 @@ class Requests:
         return _HANDLED.get().made
 
     @property
+    def replaces(self) -> bool:
+        """Whether this request, whose handler has not waited yet, is a setxattr with XATTR_REPLACE."""
+        return REPLIES is not None and bool(REPLIES.replaces())
+
+    @property
     def comes_again(self) -> bool:
         """Whether an earlier daemon has read this request, too."""
         return _HANDLED.get().comes_again

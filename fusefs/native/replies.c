@@ -11,6 +11,9 @@
  * `request` is the number of the request that libfuse was given last. pyfuse3 starts a handler before it
  * reads the next one, so until a handler first waits that is its own.
  *
+ * `replaces`, likewise: whether it is a setxattr of an attribute that must be there. pyfuse3 asks getxattr of
+ * our handlers first, and not what for.
+ *
  * Requests are read without waiting: between the poll that says that there is one and the read, its caller
  * may have been killed and the kernel may have taken it back. A read that waits then would wait with the
  * event loop, for whatever request comes next. pyfuse3 goes back to its poll after EINTR, but not after
@@ -40,6 +43,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_READ
@@ -214,9 +218,12 @@ size_t fuse_add_direntry_plus(fuse_req_t req, char *buf, size_t room, const char
 }
 
 static uint64_t last_request;
+static int last_replaces;
 
 /* The most that libfuse lets the kernel send, 1 MiB of payload with what stands before it, and more. */
 #define ROOM ((size_t)(1024 + 64) << 10)
+
+#define FUSE_SETXATTR_OPCODE 21
 
 /* Where requests are read to. */
 static char *request_room(void)
@@ -238,8 +245,13 @@ void fuse_session_process_buf(struct fuse_session *se, const struct fuse_buf *bu
         real = (process_buf_call)dlsym(RTLD_NEXT, "fuse_session_process_buf");
     if (!real)
         abort(); /* pyfuse3 could not have been loaded */
-    /* fuse_in_header: u32 len, u32 opcode, u64 unique */
+    /* fuse_in_header: u32 len, u32 opcode, u64 unique, …; fuse_setxattr_in: u32 size, u32 flags, … */
+    uint32_t opcode, flags = 0;
+    memcpy(&opcode, (const char *)buf->mem + 4, sizeof(opcode));
     memcpy(&last_request, (const char *)buf->mem + 8, sizeof(last_request));
+    if (opcode == FUSE_SETXATTR_OPCODE && buf->size >= 48)
+        memcpy(&flags, (const char *)buf->mem + 44, sizeof(flags));
+    last_replaces = (flags & XATTR_REPLACE) != 0;
     real(se, buf);
     /* It is ours: pyfuse3 frees what it finds there. */
     ((struct fuse_buf *)buf)->mem = NULL;
@@ -281,6 +293,13 @@ static PyObject *request(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(last_request);
 }
 
+static PyObject *replaces(PyObject *self, PyObject *args)
+{
+    (void)self;
+    (void)args;
+    return PyBool_FromLong(last_replaces);
+}
+
 static PyObject *arm(PyObject *self, PyObject *args)
 {
     unsigned long long fh;
@@ -299,6 +318,7 @@ static PyObject *arm(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS, "arm(fh, open_flags, backing_id): build the next reply for this file handle here."},
     {"request", request, METH_NOARGS, "request(): the number of the request that was read last, bit 63 if it came again."},
+    {"replaces", replaces, METH_NOARGS, "replaces(): whether that is a setxattr of an attribute that must be there."},
     {NULL, NULL, 0, NULL},
 };
 

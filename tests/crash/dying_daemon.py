@@ -1,6 +1,7 @@
 """The daemon, which kills itself behind a step that chance has chosen: where a death could do harm.
 
     dying_daemon.py ARGUMENTS OF CKPTFS…
+    CKPTFS_DIES_BY=FILE dying_daemon.py …       behind the next record of the journal once there is FILE
 
 One rule: nothing is changed but that it dies, by SIGKILL, at one of the moments before and after something is
 changed that outlives it: the journal, the state of the session, what is registered with the kernel.
@@ -59,7 +60,25 @@ class Steps:
         return stepped
 
 
+def die_by(sign: str) -> None:
+    """Once there is a file of that name, remove it and die as soon as the journal has one more record."""
+    append = Journal.append
+
+    @functools.wraps(append)
+    def appended(*args: Any, **kwargs: Any) -> Any:
+        answer = append(*args, **kwargs)
+        if os.path.exists(sign):
+            os.unlink(sign)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    Journal.append = appended  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    if sign := os.environ.get("CKPTFS_DIES_BY"):
+        die_by(sign)
+        main()
     steps = Steps(random.SystemRandom().randrange(1, MOST_STEPS))
     for owner, name in PLACES:
         setattr(owner, name, steps.around(getattr(owner, name), name))

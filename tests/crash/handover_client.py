@@ -242,7 +242,7 @@ class Mover(Client):
 
     def _exchange(self, one: str, two: str) -> None:
         flags = 2
-        self.call(_renameat2, one, two, flags)
+        self.call(renameat2, one, two, flags)
 
     def _change_attributes(self, path: str) -> None:
         self.call(os.chmod, path, 0o751)
@@ -377,7 +377,7 @@ ROLES = {
 }
 
 
-def _renameat2(one: str, two: str, flags: int) -> None:
+def renameat2(one: str, two: str, flags: int) -> None:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
