@@ -20,7 +20,7 @@ from ckptfs.store.formats import Reader
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId
 from ckptfs.store.merge_log import MergeLog
-from ckptfs.store.merge_record import MergeRecord, MergeSource, bounded_notes
+from ckptfs.store.merge_record import MOST_CHARACTERS, MergeRecord, MergeSource, bounded_notes
 from ckptfs.store.remote.comparing import is_same_content
 from ckptfs.store.remote.far_file import FarFile
 from ckptfs.store.remote.fetching import Fetcher
@@ -215,7 +215,11 @@ def _undecided(tree: MergedTree) -> Conflict:
 def _row_of(source: Source) -> MergeSource:
     record = source.record
     return MergeSource(
-        node=source.node, unit=record.unit, number=record.number, link=record.link(), key=source.key
+        node=source.node[:MOST_CHARACTERS],
+        unit=record.unit,
+        number=record.number,
+        link=record.link(),
+        key=source.key,
     )
 
 
@@ -223,9 +227,11 @@ def _record(wanted: Wanted, top: Entry, facts: Judged) -> VersionRecord:
     lacking = [one.encode("utf-8", "backslashreplace").decode() for one in wanted.lacking]
     if wanted.inner:
         lacking.insert(0, f"only {os.fsdecode(b'/'.join(wanted.inner))} was merged")
-    steps = facts.steps
+    steps = {*facts.steps}
     if lacking:
-        steps = tuple(step for step in steps if not wanted.inner and step != wanted.step)
+        steps = set() if wanted.inner else steps - {wanted.step}
+    elif facts.state is State.COMPLETE and wanted.step is not None:
+        steps.add(wanted.step)  # the nodes know what the names do not tell
     return replace(
         wanted.sources[0].record,
         time_ns=max(one.record.time_ns for one in wanted.sources),
@@ -235,6 +241,6 @@ def _record(wanted: Wanted, top: Entry, facts: Judged) -> VersionRecord:
         logical_bytes=facts.logical_bytes,
         state=State.PARTIAL if lacking else facts.state,
         step=facts.step if wanted.step is None else wanted.step,
-        steps=steps,
+        steps=tuple(sorted(steps)),
         missing=(*lacking, *facts.missing),
     )

@@ -159,6 +159,24 @@ def test_a_forged_row_is_found_and_put_right(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_last_record_in_front_of_a_version_counts(tmp_path: Path) -> None:
+    """A merge that died between the two, and was done again."""
+    store = SavedStore(tmp_path, key=KEY)
+
+    def twice(record: VersionRecord) -> None:
+        assert record.top.tree is not None
+        for notes in (("first",), ("again",)):
+            merge = MergeRecord(record.number, record.top.tree, (SOURCE,), notes)
+            merge_log(store).record(record.unit, merge)
+
+    store.before_listing = twice
+    record = trio.run(lambda: store.publish(RUN, {b"f": b"x"}))
+    found = merge_log(store).of(record)
+    assert found is not None and found.notes == ("again",)
+    assert prove(store.histories.evidence(record.unit), [KEY.public]).findings == []
+    store.close()
+
+
 def test_a_record_in_front_of_another_version_speaks_for_none(tmp_path: Path) -> None:
     store = SavedStore(tmp_path, key=KEY)
 

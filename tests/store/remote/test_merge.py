@@ -156,6 +156,21 @@ def test_a_checkpoint_of_dcp(tmp_path: Path) -> None:
     trio.run(main)
 
 
+def test_a_step_that_no_name_tells(tmp_path: Path) -> None:
+    async def main() -> None:
+        remote = Remote(MemoryBucket())
+        first = await copied(tmp_path, "a", {b"x.safetensors": safetensors({"x": noise(1, 400)})}, remote)
+        second = await copied(tmp_path, "b", {b"y.safetensors": safetensors({"y": noise(2, 400)})}, remote)
+        here = Here(tmp_path / "here", remote)
+        record = (await here.merge([first, second])).pulled.record
+        assert (record.state, record.step, record.steps) == (State.COMPLETE, 5, (5,))
+        lacking = (await here.merge([first, second], lacking=("c has none",))).pulled.record
+        assert (lacking.state, lacking.step, lacking.steps) == (State.PARTIAL, 5, ())
+        here.store.close()
+
+    trio.run(main)
+
+
 def test_older_saves_that_are_rotated_away_on_one_node_hold_nothing_back(tmp_path: Path) -> None:
     import torch
 
