@@ -8,7 +8,7 @@ Source: FORMAT.md, "Remotes", "What is lost".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,15 +34,21 @@ class Lack:
 
 
 async def lost_versions(remote: Remote, stock: Stock, records: Iterable[VersionRecord]) -> dict[int, Lack]:
-    """The numbers of those of these versions that lack something, and what; raises as the remote does.
-
-    What several of them share is read once for all, and again for each if one is not whole.
-    """
-    wanted = list(records)
-    if await _lack(remote, stock, wanted) is None:
-        return {}
-    found = {one.number: await _lack(remote, stock, [one]) for one in wanted}
-    return {number: lack for number, lack in found.items() if lack is not None}
+    """The numbers of those of these versions that lack something, and what; raises as the remote does. What
+    whole ones share is read once."""
+    found: dict[int, Lack] = {}
+    whole: Set[ChunkId] = frozenset()
+    for record in records:
+        assert record.top.tree is not None, "a version is a directory"
+        walk = RemoteWalk(remote, whole)
+        try:
+            await walk.walk(stock, [record.top.tree])
+            await trio.to_thread.run_sync(stock.rows_of, walk.all())
+        except (Corrupt, NotFound) as e:
+            found[record.number] = Lack(str(e), isinstance(e, Missing))
+        else:
+            whole = walk.seen
+    return found
 
 
 async def stock_of_shards(known: KnownChunks) -> Stock:
@@ -50,16 +56,3 @@ async def stock_of_shards(known: KnownChunks) -> Stock:
     assert known.every is not None, "it keeps every row"
     rows = [np.zeros(0, ROW), *known.every]
     return await trio.to_thread.run_sync(lambda: stock_of(known.packs, np.concatenate(rows)))
-
-
-async def _lack(remote: Remote, stock: Stock, records: list[VersionRecord]) -> Lack | None:
-    walk, tops = RemoteWalk(remote), list[ChunkId]()
-    for record in records:
-        assert record.top.tree is not None, "a version is a directory"
-        tops.append(record.top.tree)
-    try:
-        await walk.walk(stock, tops)
-        await trio.to_thread.run_sync(lambda: stock.rows_of(walk.all()))
-    except (Corrupt, NotFound) as e:
-        return Lack(str(e), isinstance(e, Missing))
-    return None

@@ -7,7 +7,7 @@ Source: FORMAT.md, "Remotes", "Collecting".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import trio
 
@@ -27,10 +27,16 @@ class RemoteWalk:
     32 bytes of memory a chunk, 100 a tree or recipe; of what is read as ranges.py says.
     """
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, seen: Iterable[ChunkId] = ()) -> None:
+        """Trees and recipes that were `seen`, with all below them, are passed over."""
         self._remote = remote
         self._reached = KeySet()
-        self._seen: set[ChunkId] = set()
+        self._seen: set[ChunkId] = {*seen}
+
+    @property
+    def seen(self) -> Set[ChunkId]:
+        """Trees and recipes that were met, or seen before."""
+        return self._seen
 
     async def walk(self, stock: Stock, trees: Iterable[ChunkId]) -> None:
         """Reach all below these trees. Corrupt or NotFound names what is damaged or not there."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -32,10 +33,11 @@ from ckptfs.store.remote.kept import Kept
 from ckptfs.store.remote.known_chunks import KnownChunks
 from ckptfs.store.remote.log import RemoteLog
 from ckptfs.store.remote.log_entry import Claim, Decision, Extension, Join, encode_entry
-from ckptfs.store.remote.names import COPY, SHARDS, head_key, kept_key, log_key
+from ckptfs.store.remote.lost import lost_versions, stock_of_shards
+from ckptfs.store.remote.names import COPY, SHARDS, head_key, kept_key, log_key, pack_key
 from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.push import Pusher, PushReport
-from ckptfs.store.remote.stock import Stock
+from ckptfs.store.remote.stock import Stock, stock_of
 from ckptfs.store.signing import SigningKey
 
 KEY = SigningKey(b"k" * 32)
@@ -472,6 +474,40 @@ def test_what_is_damaged_and_not_here_any_more_stays_listed(tmp_path: Path) -> N
         for shard in bucket.keys("shards"):
             bucket.flip(shard, 200)
         assert (await place.push()).safe == (1, 2)
+        place.store.close()
+
+    trio.run(main)
+
+
+def test_which_versions_lack_something_whatever_they_share(tmp_path: Path) -> None:
+    """A version that is not whole makes no other one pass that has the same directory."""
+
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        shared = {b"dir": tree(1, 2)}
+        records = [
+            await place.store.publish(b"run", shared | {b"own": _noise(seed)}) for seed in (3, 4, 5, 6, 7)
+        ]
+        await place.push()
+        known = KnownChunks(place.run.remote(), every=True)
+        await known.refresh()
+        stock = await stock_of_shards(known)
+        assert await lost_versions(place.run.remote(), stock, records) == {}
+        for seeds in ((4,), (4, 6), (1,)):
+            whole = dict(place.run.bucket.objects)
+            for seed in seeds:
+                (key,) = [
+                    key for key in place.run.bucket.keys("packs") if _noise(seed)[:100] in whole[key].payload
+                ]
+                gone = [number for number, pack in enumerate(known.packs) if pack_key(pack.name) == key]
+                keep = ~np.isin(stock.rows["pack"], gone)
+                stock = stock_of(known.packs, stock.rows[keep])
+            lost = await lost_versions(place.run.remote(), stock, records)
+            assert all(lack.is_missing for lack in lost.values())
+            has_shared = 1 not in seeds
+            assert {*lost} >= ({number - 2 for number in seeds} if has_shared else {1, 2, 3, 4, 5})
+            if has_shared:
+                assert {*lost} < {1, 2, 3, 4, 5}
         place.store.close()
 
     trio.run(main)
