@@ -3,8 +3,10 @@ against, and damage is found, named and put right."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -304,6 +306,55 @@ def test_a_small_read_does_not_wait_for_what_is_planned_ahead(
             nursery.cancel_scope.cancel()
 
     trio.run(scenario)
+
+
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_what_is_ahead_is_decoded_on_both_cores_and_hashed_on_one(
+    series: Series, monkeypatch: pytest.MonkeyPatch, is_encoded: bool
+) -> None:
+    """The reader of raw bytes needs the other core for himself."""
+    store = series.store
+    recipe = series.recipe(1 if is_encoded else len(SERIES) - 1, PATH)
+    store.reopen()  # nothing is known to be right
+    real = reading_ahead._hash_or_decode
+    are_two = threading.Barrier(2)
+    lock, within, most = threading.Lock(), 0, 0
+
+    def counted(
+        disk: Disk,
+        suspects: Sequence[Suspect],
+        parents: Mapping[ChunkId, Location],
+        hasher: PlaceHasher | None,
+    ) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
+        nonlocal within, most
+        with lock:
+            within += 1
+            most = max(most, within)
+        try:
+            if is_encoded and not are_two.broken:
+                with suppress(threading.BrokenBarrierError):
+                    are_two.wait(30)
+                    are_two.abort()
+            return real(disk, suspects, parents, hasher)
+        finally:
+            with lock:
+                within -= 1
+
+    monkeypatch.setattr(reading_ahead, "_hash_or_decode", counted)
+    monkeypatch.setattr(reading_ahead, "_BATCH_BYTES", 128 << 10)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+    async def scenario() -> None:
+        ahead = ReadingAhead(store.disk, store.segments)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ahead.run)
+            await trio.testing.wait_all_tasks_blocked()
+            ahead._extend(recipe, 0, store.segments.plan_read(recipe, 0, 1))
+            await ahead.wait(store.segments.plan_read(recipe, 0, recipe.size))
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario)
+    assert most == (2 if is_encoded else 1)
 
 
 def test_damage_is_told_to_the_reader_who_meets_it(series: Series) -> None:
