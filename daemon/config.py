@@ -110,7 +110,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     digests: bool = True
     health: bool = True
     provenance: bool = True
-    encode_after_s: After = 3600.0
+    encode_after_s: After = "never"
     encode_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 64.0
     metrics: str = ""
     metrics_names: bool = False
