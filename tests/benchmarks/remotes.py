@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import resource
 import shutil
 import statistics
@@ -31,6 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import numpy as np
 import trio
 from saved_store import SavedStore, Tree
 from seaweed import S3Server, s3_server
@@ -70,11 +70,9 @@ class CountingBucket:
 
 def saved(mib: int, seed: int) -> Tree:
     """A checkpoint that no other has anything of."""
-    rng = random.Random(seed)
+    rng = np.random.default_rng(seed)
     size = mib * MIB // FILES
-    return {
-        b"%d.safetensors" % number: safetensors({"weight": rng.randbytes(size)}) for number in range(FILES)
-    }
+    return {b"%d.safetensors" % number: safetensors({"weight": rng.bytes(size)}) for number in range(FILES)}
 
 
 async def timed(work: Callable[[], Awaitable[object]]) -> float:
