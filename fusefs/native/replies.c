@@ -220,20 +220,28 @@ size_t fuse_add_direntry_plus(fuse_req_t req, char *buf, size_t room, const char
 static uint64_t last_request;
 static int last_replaces;
 
-/* The most that libfuse lets the kernel send, 1 MiB of payload with what stands before it, and more. */
-#define ROOM ((size_t)(1024 + 64) << 10)
-
 #define FUSE_SETXATTR_OPCODE 21
 
-/* Where requests are read to. */
-static char *request_room(void)
+/* Where requests are read to: 1 MiB of payload with what stands before it, as libfuse asks for with pages of
+ * 4 KiB; the kernel refuses to give anything to less than it may send. */
+static char *room;
+static size_t room_size;
+#define MOST_ROOM ((size_t)64 << 20)
+
+static int more_room(void)
 {
-    static char *room;
-    if (!room && (room = aligned_alloc(4096, ROOM))) {
-        memset(room, 1, ROOM);
-        mlock(room, ROOM); /* against swap; where it is not allowed, that has to do */
-    }
-    return room;
+    size_t size = room ? room_size * 2 : (size_t)(1024 + 64) << 10;
+    char *more = size <= MOST_ROOM ? malloc(size) : NULL;
+    if (!more)
+        return 0;
+    memset(more, 1, size);
+    mlock(more, size); /* against swap; where it is not allowed, that has to do */
+    if (room)
+        munlock(room, room_size);
+    free(room);
+    room = more;
+    room_size = size;
+    return 1;
 }
 
 typedef void (*process_buf_call)(struct fuse_session *, const struct fuse_buf *);
@@ -259,14 +267,15 @@ void fuse_session_process_buf(struct fuse_session *se, const struct fuse_buf *bu
 
 int fuse_session_receive_buf(struct fuse_session *se, struct fuse_buf *buf)
 {
-    char *room = request_room();
     /* Each time: what lies below the number changes when a session begins. It costs 0.1 us. */
     int fd = fuse_session_fd(se), flags = fcntl(fd, F_GETFL);
-    if (!room)
+    if (!room && !more_room())
         return -ENOMEM;
     if (flags >= 0 && !(flags & O_NONBLOCK))
         fcntl(fd, F_SETFL, flags | O_NONBLOCK);
-    ssize_t got = read(fd, room, ROOM);
+    ssize_t got = read(fd, room, room_size);
+    while (got < 0 && errno == EINVAL && more_room())
+        got = read(fd, room, room_size);
     int failure = errno;
     if (fuse_session_exited(se))
         return 0;

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from mounting import Mount
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, which needs root")
 # A session of libfuse's whose kernel is the other end of a socket. In a process of its own, which a read that
 # waits would keep for ever.
 SESSION = """
@@ -102,10 +103,33 @@ serve(session, 3, bytes(16))
 assert answered == [-errno.EMSGSIZE], answered
 assert all(present(address + 4096 * 10, 4096 * 257)) and not all(present(address, 4 << 20))
 """
+# Pages may be larger, and so may what the kernel sends at once: here 4 MiB.
+READS_LARGE_REQUESTS = """
+import tempfile
+place, kernel = tempfile.mkdtemp(), os.open("/dev/fuse", os.O_RDWR)
+libc = ctypes.CDLL(None, use_errno=True)
+options = f"fd={kernel},rootmode=40000,user_id=0,group_id=0".encode()
+assert libc.mount(b"test", place.encode(), b"fuse.test", 0, options) == 0
+try:
+    init = os.read(kernel, 1 << 20)
+    answer = struct.pack("<IIIIHHIIHHIIII", 7, 31, 0, 0, 1, 1, 4 << 20, 1, 0, 0, 0, 0, 0, 0).ljust(64, b"\\0")
+    os.write(kernel, struct.pack("<IiQ", 16 + len(answer), 0, *struct.unpack_from("<Q", init, 8)) + answer)
+    os.dup2(kernel, theirs.fileno())
+    assert receive(begin()) == -errno.EINTR, "nothing is asked, and that is no error"
+finally:
+    assert libc.umount2(place.encode(), 2) == 0
+    os.rmdir(place)
+"""
 
 
 @pytest.mark.parametrize(
-    "does", [READS_NOTHING, READS_INTO_PAGES_THAT_ARE_THERE, ANSWERS_FROM_PAGES_THAT_ARE_THERE]
+    "does",
+    [
+        READS_NOTHING,
+        READS_INTO_PAGES_THAT_ARE_THERE,
+        ANSWERS_FROM_PAGES_THAT_ARE_THERE,
+        pytest.param(READS_LARGE_REQUESTS, marks=needs_root),
+    ],
 )
 def test_a_session(does: str) -> None:
     done = subprocess.run(
