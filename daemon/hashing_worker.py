@@ -123,8 +123,9 @@ class Worker:
 
     def set_idle(self, is_idle: bool) -> None:
         """Whether it runs only when nothing else wants the core; always False where that is for ever."""
-        may = not is_idle or may_be_hurried()
-        if is_idle != self._is_idle and may and set_idle(self._process.pid, is_idle):
+        if is_idle == self._is_idle or (is_idle and not may_be_hurried()):
+            return
+        if set_idle(self._process.pid, is_idle):
             self._is_idle = is_idle
 
     def kill(self) -> None:

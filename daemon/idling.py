@@ -14,6 +14,7 @@ Source: sched(7), "The autogroup feature"; setpriority(2) and RLIMIT_NICE in get
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 from pathlib import Path
@@ -24,8 +25,9 @@ _CAP_SYS_NICE = 23
 _NICENESS_0 = 20
 
 
+@functools.cache
 def may_be_hurried() -> bool:
-    """Whether who was made idle by us can be made like others again."""
+    """Whether who was made idle by us can be made like others again: a matter of how we were started."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
     if soft == resource.RLIM_INFINITY or soft >= _NICENESS_0:
         return True
