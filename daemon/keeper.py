@@ -95,9 +95,9 @@ class Keeper:
         """Wait for its end; its exit code, below 0 the signal."""
         while True:
             ready, _, _ = select.select([self._socket.fileno(), self._process], [], [])
-            if self._socket.fileno() in ready:
-                self._hear()  # all that it said before it ended comes first
-            elif self._process in ready:
+            while select.select([self._socket.fileno()], [], [], 0)[0]:
+                self._hear()  # all that it said before it ended, also after the socket was looked at
+            if self._process in ready:
                 break
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         try:

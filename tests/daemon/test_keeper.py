@@ -133,12 +133,13 @@ if not fds:
     one = os.open("/dev/null", os.O_RDONLY)
     for name, fd in (("a", one), ("a", os.dup(one)), ("b", one), ("a", os.open("/dev/null", os.O_RDONLY))):
         assert manager.keep({name: fd}) == ""
-    for _ in range(40):
+    for at in range(40):
         fd = os.open("/dev/null", os.O_RDONLY)
-        while manager.keep({"more": fd}):
-            time.sleep(0.001)  # its queue is full
+        while manager.keep({f"more{at}": fd}):
+            time.sleep(0.001)  # its queue is full; what is refused is let go by its name, so each has its own
     os.kill(os.getpid(), 9)
-print(*[name for name, _ in fds if name != "more"], len(fds) == int(os.environ["FDSTORE"]))
+names = [name for name, _ in fds if not name.startswith("more")]
+print(*names, len(fds) == int(os.environ["FDSTORE"]))
 """
 
 
@@ -147,6 +148,26 @@ def test_a_descriptor_is_kept_once_under_a_name_and_as_many_as_there_is_room_for
     done = subprocess.run(command, timeout=60, capture_output=True, text=True, check=False)
     twice = "a a b a" if not tells_what_is_one() else "a b a"
     assert (done.returncode, done.stdout) == (0, f"{twice} True\n"), done.stderr
+
+
+SEEN_AFTER_ITS_END = """
+import select, sys
+from ckptfs.daemon.keeper import Keeper
+look = select.select
+def late(reads, writes, errors, *timeout):
+    return look(reads if timeout else reads[1:], writes, errors, *timeout)
+select.select = late
+sys.exit(Keeper(sys.argv[1:]).run())
+"""
+
+
+def test_what_it_said_between_two_looks_and_then_died_is_heard(tmp_path: Path) -> None:
+    """The socket is looked at before the process: what is said in between, and the end, are seen at once."""
+    diary = tmp_path / "diary"
+    command = [sys.executable, "-c", SEEN_AFTER_ITS_END, sys.executable, "-c", LIVES, str(diary)]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert diary.read_text().splitlines() == ["", "into out False False", "out False"]
 
 
 def tells_what_is_one() -> bool:
