@@ -3,7 +3,8 @@
 One rule: exit 0 for fine, 1 when the check failed or the thing asked for is wrong, 2 for bad usage;
 an error is one line on stderr that says what and what to do. A traceback is a bug of ours.
 
-What only some commands need is imported by them: `ckptfs log` is to start in a moment.
+What only some commands need is imported by them, and of the groups of commands the one that is asked for:
+`ckptfs log` is to start in a moment.
 
 Source: ARCHITECTURE.md, section 8 (a contract; scripts depend on it).
 """
@@ -13,31 +14,34 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
 
 import typer
 
-from ckptfs.daemon import (
-    cli_checks,
-    cli_digests,
-    cli_doctor,
-    cli_drill,
-    cli_import,
-    cli_keys,
-    cli_lifetime,
-    cli_memory,
-    cli_proofs,
-    cli_pull,
-    cli_remotes,
-    cli_versions,
-)
 from ckptfs.daemon.cli_output import Failed, one_line
 from ckptfs.store.errors import CkptfsError
 
 INTERRUPTED = 130
+GROUPS: Final = {
+    "cli_lifetime": ("mount", "umount", "rebuild"),
+    "cli_versions": ("log", "publish", "tag", "untag", "pin", "unpin", "forget", "rollback", "unit"),
+    "cli_checks": ("status", "verify", "diff", "scrub", "du", "gc", "encode"),
+    "cli_digests": ("digest", "health", "seal", "check-seal", "export-oms"),
+    "cli_keys": ("head", "keys"),
+    "cli_proofs": ("prove", "check"),
+    "cli_memory": ("expect",),
+    "cli_remotes": ("push", "remote"),
+    "cli_pull": ("pull",),
+    "cli_import": ("import",),
+    "cli_drill": ("drill",),
+    "cli_doctor": ("doctor",),
+}
+"""The modules that register commands, in the order of the help, and the commands of each."""
 
 
-def make_app() -> typer.Typer:
-    """All commands."""
+def make_app(wanted: str | None = None) -> typer.Typer:
+    """All commands, or those of the group that has the command `wanted`."""
     app = typer.Typer(
         name="ckptfs",
         help="A file system for training checkpoints: every save becomes a version.",
@@ -46,23 +50,16 @@ def make_app() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    groups = (
-        cli_lifetime,
-        cli_versions,
-        cli_checks,
-        cli_digests,
-        cli_keys,
-        cli_proofs,
-        cli_memory,
-        cli_remotes,
-        cli_pull,
-        cli_import,
-        cli_drill,
-        cli_doctor,
-    )
-    for group in groups:
-        group.register(app)
+    app.callback()(_only_a_group)  # also of one command alone
+    has_wanted = any(wanted in commands for commands in GROUPS.values())
+    for group, commands in GROUPS.items():
+        if wanted in commands or not has_wanted:
+            import_module(f"ckptfs.daemon.{group}").register(app)
     return app
+
+
+def _only_a_group() -> None:
+    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,7 +76,8 @@ def run(arguments: Sequence[str]) -> int:
     """Carry out one command; its exit code. Says on stderr what went wrong, if anything did."""
     sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:
-        typer.main.get_command(make_app()).main(
+        app = make_app(arguments[0] if arguments else None)
+        typer.main.get_command(app).main(
             args=list(arguments) or ["--help"], prog_name="ckptfs", standalone_mode=False
         )
     except (Failed, typer.Exit, typer.Abort, typer.TyperException, KeyboardInterrupt) as e:

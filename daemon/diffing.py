@@ -17,11 +17,11 @@ from typing import cast
 
 import trio
 
-from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.saved_files import Saved
 from ckptfs.store.difference import ELEMENT_BYTES, Difference, is_float
 from ckptfs.store.errors import CkptfsError
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Layout, Reader, Tensor, parse
 from ckptfs.store.health import Health, has_health
 from ckptfs.store.ids import ChunkId, RecipeId
@@ -206,13 +206,13 @@ class Differ:
 
     def _side(self, name: str, recipe: Recipe) -> _Side:
         try:
-            layout = parse(FarReader(self._segments, recipe), name, _no_sibling)
+            layout = parse(FarReader(self._segments.file_reader(recipe)), name, _no_sibling)
         except CkptfsError:
             layout = None  # whatever cannot be read is met again, and named, by the comparison
         return _Side(recipe, layout)
 
     def _read(self, recipe: Recipe, offset: int, length: int) -> bytes:
-        return FarReader(self._segments, recipe).pread(offset, length)
+        return FarReader(self._segments.file_reader(recipe)).pread(offset, length)
 
 
 def _parts(recipe: Recipe, offset: int, length: int) -> list[tuple[int, int, ChunkId | None]]:

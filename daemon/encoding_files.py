@@ -20,10 +20,11 @@ from ckptfs.daemon.saved_files import Saved, walk
 from ckptfs.store.encoding_plan import Candidates, PlannedChunk, Save, match_save, plan_file
 from ckptfs.store.encoding_saves import SavedFile, SavedFiles, group_saves, newest_files
 from ckptfs.store.errors import CkptfsError, Corrupt
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Layout, Reader, dcp_metadata, parse
 from ckptfs.store.histories import Histories
 from ckptfs.store.ids import RecipeId, TreeId, UnitId
-from ckptfs.store.ingest_job import DistantReader, ask
+from ckptfs.store.ingest_job import ask
 from ckptfs.store.lru import Lru
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segments import Segments
@@ -275,7 +276,7 @@ class EncodingFiles:
             return None  # It is encoded as bytes of any kind, or a reader says what is wrong with it.
 
     def _reader(self, recipe: RecipeId) -> Reader:
-        return DistantReader(ask(lambda: self._segments.file_reader(self._recipe(recipe))))
+        return FarReader(ask(lambda: self._segments.file_reader(self._recipe(recipe))))
 
     def _recipe(self, identity: RecipeId) -> Recipe:
         return self._segments.read_recipe(identity)

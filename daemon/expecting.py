@@ -16,13 +16,13 @@ import msgspec
 import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
-from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.messages import Progress
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.daemon.usage import nothing_there
 from ckptfs.daemon.verifying import Report
 from ckptfs.gpu.expected import Expectation, ExpectedFile, ExpectedTensor, edges_of
 from ckptfs.store.errors import Corrupt, NotPermitted
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Reader, Tensor, dcp, parse
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import RecipeId, TreeId
@@ -122,13 +122,14 @@ class Expecting:
     def _parsed(
         self, path: str, recipe: Recipe, encoded: bytes, beside: dict[str, RecipeId], ways: int
     ) -> ExpectedFile | None:
-        def sibling(other: str) -> Reader | None:
-            identity = beside.get(other)
+        def sibling(name: str) -> Reader | None:
+            identity = beside.get(name)
             if identity is None:
                 return None
-            return FarReader(self._segments, trio.from_thread.run_sync(self._segments.read_recipe, identity))
+            other = trio.from_thread.run_sync(self._segments.read_recipe, identity)
+            return FarReader(self._segments.file_reader(other))
 
-        file = FarReader(self._segments, recipe)
+        file = FarReader(self._segments.file_reader(recipe))
         layout = parse(file, path, sibling)
         if layout is None or not layout.tensors:
             return None

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import trio
 
 from ckptfs.daemon.addresses import Address, Addresses
-from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.messages import Json
 from ckptfs.daemon.saved_files import Saved, walk, way_into
 from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Layout, Reader, Tensor, parse
 from ckptfs.store.formats.layout import tensor as described
 from ckptfs.store.histories import Histories
@@ -141,10 +141,10 @@ class Prover:
             if identity is None:
                 return None
             far = trio.from_thread.run_sync(self._segments.read_recipe, identity)
-            return FarReader(self._segments, far)
+            return FarReader(self._segments.file_reader(far))
 
         text = os.fsdecode(entry.name)
-        return _named(text, parse(FarReader(self._segments, recipe), text, sibling), name)
+        return _named(text, parse(FarReader(self._segments.file_reader(recipe)), text, sibling), name)
 
     def _made(self, material: _Material, tensor: Tensor | None) -> Json:
         frames = scan_history(material.evidence.encoded, 0).frames

@@ -9,8 +9,8 @@ import os
 
 import trio
 
-from ckptfs.daemon.far_reader import FarReader
 from ckptfs.daemon.saved_files import Saved, way_into
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Layout, Reader, parse, parse_content
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.segments import Segments
@@ -24,7 +24,7 @@ async def saved_layout(
     is not known. Corrupt if what says so cannot be read. Called in the index thread."""
     assert saved.entry.recipe is not None, "a regular file has a recipe"
     folder, _, name = saved.path.rpartition(b"/")
-    file = FarReader(segments, segments.read_recipe(saved.entry.recipe))
+    file = FarReader(segments.file_reader(segments.read_recipe(saved.entry.recipe)))
 
     def recipe_beside(other: str) -> RecipeId | None:
         inner = (*folder.split(b"/"), os.fsencode(other)) if folder else (os.fsencode(other),)
@@ -35,7 +35,7 @@ async def saved_layout(
         recipe = trio.from_thread.run_sync(recipe_beside, other)
         if recipe is None:
             return None
-        return FarReader(segments, trio.from_thread.run_sync(segments.read_recipe, recipe))
+        return FarReader(segments.file_reader(trio.from_thread.run_sync(segments.read_recipe, recipe)))
 
     return await trio.to_thread.run_sync(parse, file, os.fsdecode(name), sibling, limiter=limiter)
 
@@ -45,5 +45,5 @@ async def content_layout(
 ) -> Layout | None:
     """The layout that the bytes of a content have, whatever its files are called and lie beside: for what is
     kept with the content. None, Corrupt: as for `saved_layout`. Called in the index thread."""
-    file = FarReader(segments, segments.read_recipe(recipe))
+    file = FarReader(segments.file_reader(segments.read_recipe(recipe)))
     return await trio.to_thread.run_sync(parse_content, file, limiter=limiter)

@@ -22,9 +22,10 @@ from ckptfs.fusefs.namespace import Namespace
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_plan import plan_file
 from ckptfs.store.errors import CkptfsError, NotFound
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Layout, parse
 from ckptfs.store.ids import RecipeId, TreeId
-from ckptfs.store.ingest_job import DistantReader, ask
+from ckptfs.store.ingest_job import ask
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.segment_format import Codec, Location
 from ckptfs.store.segments import Segments
@@ -162,7 +163,7 @@ def _add(sums: dict[str, tuple[int, int]], name: str, unique: int, stored: int) 
 def _parsed(segments: Segments, recipe: Recipe, path: str) -> Layout | None:
     """In a worker thread, as headers may be large or hostile; the bytes come from the index thread."""
     try:
-        return parse(DistantReader(ask(segments.file_reader, recipe)), path)
+        return parse(FarReader(ask(segments.file_reader, recipe)), path)
     except (CkptfsError, OSError):
         return None
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import trio
 
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Reader
 from ckptfs.store.formats.completeness import assess
 from ckptfs.store.history import State
@@ -65,24 +66,10 @@ class SavedFile:
         """Random access to its bytes, verified as they are read."""
         if self.open_file is not None:
             return self.open_file(self.recipe)
-        return _FarReader(trio.from_thread.run_sync(self._reader))
+        return FarReader(trio.from_thread.run_sync(self._reader))
 
     def _reader(self) -> Reader:
         return self.segments.file_reader(self.segments.read_recipe(self.recipe))
-
-
-class _FarReader:
-    """A reader of the index thread, used from the worker thread."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    @property
-    def size(self) -> int:
-        return self._reader.size
-
-    def pread(self, offset: int, length: int) -> bytes:
-        return trio.from_thread.run_sync(self._reader.pread, offset, length)
 
 
 class VersionFacts:

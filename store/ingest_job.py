@@ -19,6 +19,7 @@ import trio
 from ckptfs.store.cutting import Cutter, Fresh, Pieces, Slab
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Unavailable
+from ckptfs.store.far_reader import FarReader
 from ckptfs.store.formats import Reader, parse
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.ids import RecipeId
@@ -207,7 +208,7 @@ class Job:
 
         def open_sibling(name: str) -> Reader | None:
             reader = ask(sibling, name)
-            return None if reader is None else DistantReader(reader)
+            return None if reader is None else FarReader(reader)
 
         return open_sibling
 
@@ -270,23 +271,6 @@ class GrowingJob(Job):
         return True
 
 
-class DistantReader:
-    """A reader of the index thread, used from a worker thread."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._size = reader.size
-
-    @property
-    def size(self) -> int:
-        """The file's length in bytes."""
-        return self._size
-
-    def pread(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`; fewer only where the file ends."""
-        return ask(self._reader.pread, offset, length)
-
-
 def overlay(
     segments: Segments,
     read_own: Callable[[memoryview, int], int],
@@ -297,7 +281,7 @@ def overlay(
     changed: Ranges,
 ) -> Source:
     """A source with a stored base, whose bytes are read in the index thread."""
-    base = DistantReader(segments.file_reader(recipe))
+    base = FarReader(segments.file_reader(recipe))
     return Source(read_own, size, own, recipe=recipe, base=base, base_limit=base_limit, changed=changed)
 
 

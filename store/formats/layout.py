@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 DTYPE_BITS: Final[dict[str, int]] = {
     "BOOL": 8,
@@ -55,6 +55,14 @@ class Reader(Protocol):
         """Return `length` bytes from `offset`; fewer only where the file ends."""
 
 
+@runtime_checkable
+class BatchReader(Reader, Protocol):
+    """One for which the way to the bytes takes longer than to read a few of them."""
+
+    def pread_many(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return what `pread` would for each (offset, length), each of them short."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """The bytes of one tensor (or of one storage that several tensors share).
@@ -95,6 +103,13 @@ def read_exactly(reader: Reader, offset: int, length: int) -> bytes | None:
         return None
     piece = reader.pread(offset, length) if length else b""
     return piece if len(piece) == length else None
+
+
+def read_each(reader: Reader, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return what `pread` does for each of many short (offset, length), at once where that is faster."""
+    if isinstance(reader, BatchReader):
+        return reader.pread_many(places)
+    return [reader.pread(offset, length) for offset, length in places]
 
 
 def element_count(shape: Sequence[int]) -> int | None:

@@ -85,9 +85,13 @@ def _tensors(inside: dict[str, Record], uses: dict[str, StorageUse], big_endian:
 def read_object(reader: Reader) -> object:
     """Return the walked object of a whole torch file, or None."""
     archive = find_archive(reader, reader.size)
-    records = read_records(reader, archive) if archive is not None else None
-    pickle = next((r for r in records or () if r.name.partition("/")[2] == _PICKLE), None)
+    records = read_records(reader, archive, _is_pickle) if archive is not None else None
+    pickle = next(iter(records or ()), None)
     return _walked(reader, pickle, StepBudget()) if pickle is not None else None
+
+
+def _is_pickle(name: bytes) -> bool:
+    return name.partition(b"/")[2] == _PICKLE.encode()
 
 
 def _walked(reader: Reader, pickle: Record, budget: StepBudget) -> object:

@@ -10,11 +10,11 @@ Source: PKWARE APPNOTE.TXT 6.3.10, sections 4.3.7 (local header), 4.3.12 (centra
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.formats.layout import Reader, read_exactly
+from ckptfs.store.formats.layout import Reader, read_each, read_exactly
 
 LOCAL_MAGIC: Final = b"PK\x03\x04"
 MAX_DIRECTORY_BYTES: Final = 32 * 1024 * 1024
@@ -90,8 +90,11 @@ def _archive_at(reader: Reader, end_record: int) -> Archive | None:
     return Archive(start, end_record + _END.size + comment, directory_end - length, length)
 
 
-def read_records(reader: Reader, archive: Archive) -> list[Record] | None:
-    """Return the stored records in the order of the directory, or None when it is broken.
+def read_records(
+    reader: Reader, archive: Archive, is_wanted: Callable[[bytes], bool] = lambda name: True
+) -> list[Record] | None:
+    """Return the stored records whose names are wanted, in the order of the directory, or None when it is
+    broken.
 
     A directory of more than `MAX_DIRECTORY_BYTES` counts as one without stored records.
     """
@@ -100,15 +103,21 @@ def read_records(reader: Reader, archive: Archive) -> list[Record] | None:
     directory = read_exactly(reader, archive.directory, archive.directory_bytes)
     if directory is None:
         return None
-    records: list[Record] = []
     try:
-        for name, header, length in _entries(directory):
-            offset = _payload(reader, archive.start + header, name)
-            if offset is None or offset + length > archive.directory:
-                return None
-            records.append(Record(name.decode("utf-8", "backslashreplace"), offset, length))
+        entries = [
+            (name, archive.start + header, length)
+            for name, header, length in _entries(directory)
+            if is_wanted(name)
+        ]
     except (struct.error, ValueError):
         return None
+    headers = read_each(reader, [(header, _LOCAL.size + len(name)) for name, header, _ in entries])
+    records: list[Record] = []
+    for (name, header, length), raw in zip(entries, headers, strict=True):
+        offset = _payload(raw, header, name)
+        if offset is None or offset + length > archive.directory:
+            return None
+        records.append(Record(name.decode("utf-8", "backslashreplace"), offset, length))
     return records
 
 
@@ -147,13 +156,13 @@ def _zip64(extra: bytes, packed: int, length: int, header: int) -> tuple[int, in
     return packed, length, header
 
 
-def _payload(reader: Reader, header: int, name: bytes) -> int | None:
+def _payload(raw: bytes, header: int, name: bytes) -> int | None:
     """Return where the payload behind a local header begins; its extra field differs in length.
 
-    None if the header is not that of `name`: then the entry points into another record.
+    `raw` are its bytes, `header` where it begins. None if it is not that of `name`: then the entry points
+    into another record, or behind the end.
     """
-    raw = read_exactly(reader, header, _LOCAL.size + len(name))
-    if raw is None or not raw.startswith(LOCAL_MAGIC) or not raw.endswith(name):
+    if len(raw) != _LOCAL.size + len(name) or not raw.startswith(LOCAL_MAGIC) or not raw.endswith(name):
         return None
     *_, n, m = _LOCAL.unpack_from(raw)
     return header + _LOCAL.size + int(n) + int(m) if n == len(name) else None

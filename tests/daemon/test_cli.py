@@ -6,11 +6,14 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import pytest
 import sample_proofs
 import trio
+import typer
 
 from ckptfs.daemon import cli, messages, mounts, places
 from ckptfs.daemon.control import ControlServer, Report
@@ -430,3 +433,15 @@ def test_a_mount_point_that_is_not_an_empty_directory(
 
 def test_umount_of_what_is_no_mount(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "no ckptfs is mounted" in said(capsys, 1, "umount", str(tmp_path))
+
+
+def test_each_command_is_found_where_the_table_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the group of the command that is asked for is imported: one in no group would be unknown."""
+    for group, commands in cli.GROUPS.items():
+        alone = typer.Typer()
+        alone.callback()(lambda: None)
+        import_module(f"ckptfs.daemon.{group}").register(alone)
+        assert tuple(cast("typer.core.TyperGroup", typer.main.get_command(alone)).commands) == commands
+        for command in commands:
+            assert cli.run([command, "--help"]) == 0
+            assert f"ckptfs {command}" in capsys.readouterr().out
