@@ -366,7 +366,7 @@ def test_a_copy_is_checked_by_sha256sum(
     (run / "below/empty").write_bytes(b"")
     mount.publish("run")
     poll(lambda: recorded(mount) == 3, 30)
-    poll(lambda: pending(mount) == 0, 10)
+    poll(lambda: pending(mount) == 0, 30)
     shutil.copytree(run / ".versions/latest", tmp_path / "copy")
     sums = mount.cli("digest", f"{run}@latest").stdout
     done = subprocess.run(

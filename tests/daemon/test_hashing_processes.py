@@ -179,7 +179,7 @@ def test_workers_do_not_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
         assert daemon.stdout.readline() == b"cut\n"
         (worker,) = children(daemon.pid)
         daemon.kill()
-    assert poll(lambda: not Path(f"/proc/{worker}").exists(), 20)
+    assert poll(lambda: not Path(f"/proc/{worker}").exists(), 60)
 
 
 def test_a_file_that_became_shorter_is_unavailable(

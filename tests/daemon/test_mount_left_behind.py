@@ -34,8 +34,8 @@ def test_a_killed_run_leaves_nothing() -> None:
         )
         daemon = int(died.stdout)
         try:
-            gone = kernelmounts.poll(lambda: kernelmounts.find(folder / "a mount's") is None, 20)
-            ended = kernelmounts.poll(lambda: not Path(f"/proc/{daemon}").exists(), 20)
+            gone = kernelmounts.poll(lambda: kernelmounts.find(folder / "a mount's") is None, 60)
+            ended = kernelmounts.poll(lambda: not Path(f"/proc/{daemon}").exists(), 60)
         finally:
             kernelmounts.remove(folder / "a mount's")
     assert gone, "the mount is still there"

@@ -153,7 +153,7 @@ def test_a_remote_that_is_away_holds_back_nobody(mount_factory: Factory, tmp_pat
         "metrics": str(figures),
     }
     mount = mount_factory(config=config)
-    assert poll(figures.exists, 10)
+    assert poll(figures.exists, 60)
     assert 'ckptfs_remote_waiting_versions{remote="backup"} 0.0' in figures.read_text()
     save(mount.path / "run", 1)
     mount.publish("run")

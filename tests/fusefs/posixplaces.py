@@ -47,7 +47,7 @@ class Place:
         except FileNotFoundError:
             pass  # nothing to publish any more: the settled state has just been
         for path in paths:
-            assert poll(lambda path=path: is_stored(path), 20.0), f"{path} was never stored"  # type: ignore[misc]
+            assert poll(lambda path=path: is_stored(path), 60), f"{path} was never stored"  # type: ignore[misc]
 
     def file(self, name: str = "file", content: bytes = b"", mode: int = 0o644) -> Path:
         """A new file of root's with this content."""

@@ -183,7 +183,7 @@ def test_a_stored_log_that_is_cut_extended_and_appended_to(fast: Mount) -> None:
         digest = hashlib.sha256(wanted).hexdigest()
         assert digest_of(run / "run.log") == digest
         fast.publish("run")
-    assert poll(lambda: _newest_digest(fast, "run", "run.log") == digest, 20, every_s=0.5)
+    assert poll(lambda: _newest_digest(fast, "run", "run.log") == digest, 60, every_s=0.5)
     assert digest_of(run / "run.log") == digest
 
 

@@ -174,7 +174,7 @@ def test_what_has_no_versions_is_stored_all_the_same(place: Mount) -> None:
         except OSError:
             return False
 
-    assert poll(is_stored, 15)
+    assert poll(is_stored, 60)
     assert not place.versions("scratch")
 
 

@@ -253,7 +253,7 @@ def test_what_is_mapped_and_closed_is_in_a_pre_image(mount_factory: Callable[...
     def saved() -> bool:
         return any((place.history("run") / name / "mapped").exists() for name in place.version_names("run"))
 
-    assert poll(saved, 20.0), place.log_tail()
+    assert poll(saved, 60), place.log_tail()
 
 
 def test_several_units_are_one_step_or_nothing(place: Mount) -> None:

@@ -39,7 +39,7 @@ def test_a_saved_tensor_file_is(mount: Mount) -> None:
             assert view[:] == content
         assert kernel_reads(mount) == 1
         assert path.read_bytes() == content  # a second reader
-    poll(lambda: kernel_reads(mount) == 0, 10)
+    poll(lambda: kernel_reads(mount) == 0, 30)
 
 
 def test_so_is_a_save_whose_header_an_older_one_has(mount: Mount) -> None:
@@ -138,7 +138,7 @@ def test_a_reader_keeps_the_bytes_that_it_opened(mount: Mount, change: Callable[
         mount.publish("run")
         assert whole(fd) == content
         change(path)  # a second one meets no reader of its node
-    poll(lambda: kernel_reads(mount) == 0, 10)
+    poll(lambda: kernel_reads(mount) == 0, 30)
     if change is not append and change is not copy_over:
         assert path.read_bytes() == expected.read_bytes()
     first = next(mount.history("run").glob("v000001*"))
@@ -251,5 +251,5 @@ def test_removed_files_are_forgotten(mount: Mount) -> None:
         with read_by_kernel(mount, path):
             overwrite(path)
         shutil.rmtree(path.parent)
-    poll(lambda: kernel_reads(mount) == 0, 10)
+    poll(lambda: kernel_reads(mount) == 0, 30)
     assert os.listdir(mount.path) == []
