@@ -52,6 +52,8 @@ class HashingProcesses:
         async with self._limiter:
             worker, cuts = self._taken(), None
             if worker is not None:
+                # Not where it is given back: readers borrow one for each few MiB, and a change costs 0.1 ms.
+                worker.set_idle(not self._hurries)
                 try:
                     cuts = await worker.cut(fd, span)
                 finally:
@@ -141,7 +143,6 @@ class HashingProcesses:
     def _give_back(self, worker: Worker) -> None:
         if worker.is_waiting:
             self._vain_starts = 0
-            worker.set_idle(not self._hurries)
             self._free.append(worker)
         else:
             # Left in the middle of a request, it would answer the next with this one's answer.
