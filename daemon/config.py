@@ -144,7 +144,10 @@ def load_config(path: str | None) -> Config:
 def parse_config(text: str) -> Config:
     """The configuration in the TOML `text`; InvalidRequest says what is wrong with it."""
     try:
+        text.encode()
         table = tomllib.loads(text)
+    except UnicodeEncodeError:
+        raise InvalidRequest("it is not UTF-8") from None  # a surrogate stands for a byte that is none
     except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise InvalidRequest(f"not TOML: {e}") from None
     for key in table:

@@ -89,6 +89,7 @@ def test_a_long_settle_time_takes_its_limit_along() -> None:
         ("write_path = 'fast'", "`write_path`"),
         ("settle_s = ", "not TOML"),
         ("a = " + "[" * 5000, "not TOML"),
+        ('settle_s = "\udca2 5%"', "not UTF-8"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
