@@ -1,6 +1,6 @@
-"""Loading in a process that may be killed, and a user's probe.
+"""Loading in a process that may be killed.
 
-One rule: neither can hang or fill the memory of whoever drills: a child has its own process group, a limit of
+One rule: it cannot hang or fill the memory of whoever drills: a child has its own process group, a limit of
 memory and a time, and all of it is ended when that is over. What a child says is read up to a bound.
 """
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -24,7 +24,6 @@ from ckptfs.daemon.drill_report import LoadedFile
 _BASE_MEMORY_BYTES = 6 << 30
 _COPIES = 3
 _MOST_SAID_BYTES = 64 << 20
-_MOST_OUTPUT_BYTES = 4096
 _READ_BYTES = 1 << 16
 
 
@@ -76,7 +75,7 @@ def _run(paths: Sequence[str], memory_bytes: int, limit_s: float) -> tuple[list[
     except subprocess.TimeoutExpired:
         code = None
     finally:
-        _kill_group(child)
+        kill_group(child)
         child.wait()
         listener.join()
     return bytes(said).split(b"\n")[:-1], code
@@ -89,7 +88,7 @@ def _listen(child: subprocess.Popen[bytes], said: bytearray) -> None:
         while part := os.read(stream.fileno(), _READ_BYTES):
             said += part
             if len(said) > _MOST_SAID_BYTES:
-                _kill_group(child)
+                kill_group(child)
                 return
 
 
@@ -106,35 +105,7 @@ def _why(code: int, memory_bytes: int) -> str:
     return f"the process that loaded it {how}; it may use {memory_bytes >> 20} MiB"
 
 
-def run_probe(
-    command: str, folder: str, environment: Mapping[str, str], limit_s: float
-) -> tuple[int | None, str, float]:
-    """(exit code, None: it took too long; the end of what it said; seconds) of a shell command that is run in
-    `folder`, with CKPTFS_DRILL_DIR naming it."""
-    began = time.monotonic()
-    with tempfile.TemporaryFile() as out:
-        child = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            cwd=folder,
-            env={**environment, "CKPTFS_DRILL_DIR": folder},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _kill_group(child)
-            child.wait()
-        size = out.seek(0, os.SEEK_END)
-        out.seek(max(0, size - _MOST_OUTPUT_BYTES))
-        said = out.read().decode(errors="replace").strip()
-    return code, said, time.monotonic() - began
-
-
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End a child that leads a session of its own, and what it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

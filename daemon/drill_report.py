@@ -40,7 +40,8 @@ class LoadedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 class Drill(msgspec.Struct, kw_only=True):
     """The report. Times in seconds: of what was done, and how old the version is. `reasons`: why it is not
-    good, worst first."""
+    good, worst first. `probe_output`: what the probe said, of `probe_output_bytes` the first and the last
+    4096 if there are more."""
 
     path: str
     unit: str
@@ -63,6 +64,7 @@ class Drill(msgspec.Struct, kw_only=True):
     failures: list[str] = []
     probe: str | None = None
     probe_output: str = ""
+    probe_output_bytes: int = 0
 
     @property
     def outcome(self) -> Outcome:

@@ -21,7 +21,8 @@ import trio
 from ckptfs.daemon import messages
 from ckptfs.daemon.cli_source import Source
 from ckptfs.daemon.config import RemoteConfig
-from ckptfs.daemon.drill_loading import load_all, memory_for, run_probe
+from ckptfs.daemon.drill_loading import load_all, memory_for
+from ckptfs.daemon.drill_probe import run_probe
 from ckptfs.daemon.drill_report import Drill, LoadedFile, Shapes, deviations, newest_of_each
 from ckptfs.daemon.drill_sources import (
     Report,
@@ -257,12 +258,14 @@ def _is_wanted(path: str) -> bool:
 
 def _probe(drill: Drill, folder: str, command: str, limit_s: float) -> None:
     drill.probe = command
-    code, drill.probe_output, drill.probe_s = run_probe(command, folder, os.environ, limit_s)
-    if code is None:
+    probed = run_probe(command, folder, os.environ, limit_s)
+    drill.probe_s, drill.probe_output = probed.took_s, probed.said
+    drill.probe_output_bytes = probed.said_bytes
+    if probed.code is None:
         drill.failures.append(f"the probe took longer than {limit_s:g} s")
-    elif code:
-        last = drill.probe_output.splitlines()[-1:] or ["it said nothing"]
-        drill.failures.append(f"the probe ended with {code}: {last[0]}")
+    elif probed.code:
+        last = probed.said.splitlines()[-1:] or ["it said nothing"]
+        drill.failures.append(f"the probe ended with {probed.code}: {last[0]}")
 
 
 @contextmanager

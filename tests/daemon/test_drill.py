@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +18,15 @@ import pytest
 import torch
 import trio
 from import_kills import KEY, make_checkpoint
+from kernelmounts import poll
 from mounting import Mount
 from small_store import safetensors
 
 from ckptfs.daemon import drill_loader, drilling
 from ckptfs.daemon.config import RemoteConfig
 from ckptfs.daemon.copying import Check, Copying
-from ckptfs.daemon.drill_loading import load_all, memory_for, run_probe
+from ckptfs.daemon.drill_loading import load_all, memory_for
+from ckptfs.daemon.drill_probe import KEPT_BYTES, run_probe
 from ckptfs.daemon.drill_report import Drill, LoadedFile, deviations, newest_of_each
 from ckptfs.daemon.drilling import Options, drill_remote, drill_stored
 from ckptfs.daemon.import_service import ImportService
@@ -182,8 +186,47 @@ def test_the_probe_has_the_last_word(tmp_path: Path, run: Path) -> None:
     bad = drilled(store, options=Options(probe="echo it does not fit; exit 3"))
     assert bad.outcome == "failed" and bad.reasons == ["the probe ended with 3: it does not fit"]
     slow = run_probe("sleep 100", str(tmp_path), os.environ, 0.2)
-    assert slow[0] is None
+    assert slow.code is None
     assert not list(Path(tmp_path).glob("ckptfs-drill-*"))
+
+
+def test_what_a_probe_says_takes_no_room(tmp_path: Path) -> None:
+    command = "echo the head; head -c 1073741824 /dev/zero; echo; echo the tail >&2; exit 3"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file of this process, or of the probe's, may grow beyond this.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    tracemalloc.start()
+    try:
+        probed = run_probe(command, str(tmp_path), os.environ, 600)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert probed.code == 3 and probed.said_bytes == (1 << 30) + 19
+    assert probed.said.startswith("the head\n") and probed.said.endswith("\nthe tail")
+    assert f"[{probed.said_bytes - 2 * KEPT_BYTES} bytes are left out]" in probed.said
+    assert len(probed.said) < 3 * KEPT_BYTES and peak_bytes < 1 << 20
+
+
+@pytest.mark.parametrize("said", ["", "short", "x" * KEPT_BYTES, "x" * (2 * KEPT_BYTES), "\u20ac" * 2000])
+def test_what_a_probe_says_is_whole_where_it_is_short(tmp_path: Path, said: str) -> None:
+    (tmp_path / "said").write_text(said)
+    probed = run_probe("cat said", str(tmp_path), os.environ, 600)
+    assert (probed.code, probed.said, probed.said_bytes) == (0, said, len(said.encode()))
+
+
+def test_a_probe_may_close_its_output_and_go_on(tmp_path: Path) -> None:
+    probed = run_probe("echo x; exec >&- 2>&-; until test -e go; do touch go; done", str(tmp_path), {}, 600)
+    assert (probed.code, probed.said) == (0, "x") and (tmp_path / "go").exists()
+
+
+def test_who_leaves_the_group_of_a_probe_holds_up_nobody(tmp_path: Path) -> None:
+    # It writes into the pipe until nobody reads there any more.
+    outlasting = "setsid sh -c 'echo $$ > pid; exec yes'"
+    probed = run_probe(f"{outlasting} & until test -s pid; do :; done", str(tmp_path), os.environ, 600)
+    status = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    assert probed.code == 0
+    assert poll(lambda: not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z", 60)
 
 
 @pytest.fixture
