@@ -129,6 +129,10 @@ def collect(
     freed, kept = (human_bytes(cast(int, answer[key])) for key in ("freed_bytes", "kept_bytes"))
     copied = human_bytes(cast(int, answer["copied_bytes"]))
     say(f"{freed} {would}removed from {answer['remote']} ({copied} of it {would}copied over), {kept} stay")
+    if answer.get("unfinished_objects"):
+        size = human_bytes(cast(int, answer["unfinished_bytes"]))
+        count = answer["unfinished_objects"]
+        say(f"{size} {would}swept up of {count} objects that dead writers left half-made")
 
 
 def or_mount(path: str | None, store: str | None) -> str:

@@ -101,6 +101,8 @@ def _row(name: str, found: Collected, names: dict[UnitId, str], *, dry_run: bool
         "lost": lost,
         "freed_bytes": found.removed_bytes,
         "freed_objects": found.removed_packs + found.removed_shards,
+        "unfinished_objects": found.unfinished.count,
+        "unfinished_bytes": found.unfinished.size_bytes,
         "copied_bytes": found.copied_bytes,
         "kept_bytes": found.kept_bytes,
     }

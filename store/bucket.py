@@ -29,6 +29,14 @@ class ObjectMeta:
     modified_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What writers that died have left half-made of objects: how many, and their bytes."""
+
+    count: int = 0
+    size_bytes: int = 0
+
+
 class Bucket(Protocol):
     """A place for objects. The keys of one are below a prefix of its own; `/` separates their parts.
 
@@ -64,6 +72,11 @@ class Bucket(Protocol):
 
     async def remove(self, key: str) -> None:
         """Remove an object; none of this key is no error."""
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        """Remove what is half-made of objects and was last written to before `before_ns` (the storage's
+        time, ns since the epoch), or only say what that is. A writer that is at work on such a one after all
+        gets Unavailable, and has to begin anew."""
 
 
 def check_key(key: str) -> str:

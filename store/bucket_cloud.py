@@ -27,7 +27,7 @@ from obstore.exceptions import (
 )
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
-from ckptfs.store.bucket import ObjectMeta, Payload, check_key
+from ckptfs.store.bucket import ObjectMeta, Payload, Unfinished, check_key
 from ckptfs.store.errors import (
     CkptfsError,
     Conflict,
@@ -126,6 +126,10 @@ class CloudBucket:
             await self._do(key, lambda: obstore.delete(self._store, check_key(key)))
         except NotFound:
             pass
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        """As Bucket.sweep: nothing. Uploads are one request each, which a storage keeps whole or drops."""
+        return Unfinished()
 
     async def _do(self, key: str, call: Callable[[], T]) -> T:
         try:

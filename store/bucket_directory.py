@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import trio
 
-from ckptfs.store.bucket import ObjectMeta, Payload, check_key
+from ckptfs.store.bucket import ObjectMeta, Payload, Unfinished, check_key
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NoSpace, NotFound, NotPermitted, Unavailable
 
@@ -22,6 +24,7 @@ T = TypeVar("T")
 # No key begins with a dot and a dash, so no list shows it.
 _WORK = ".-new"
 _RANDOM_BYTES = 16
+_WORK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class DirectoryBucket:
@@ -57,12 +60,21 @@ class DirectoryBucket:
         try:
             self._disk.pwrite(fd, payload, 0)
             self._disk.sync(fd)
-            name(work, key)
+            self._give_name(name, work, key)
         finally:
             self._disk.close(fd)
             if self._disk.exists(work):
                 self._disk.unlink(work)
         self._disk.sync_dir(os.path.dirname(key))
+
+    def _give_name(self, name: Callable[[str, str], None], work: str, key: str) -> None:
+        try:
+            name(work, key)
+        except FileNotFoundError:
+            if self._disk.exists(work):
+                raise
+            # We stood still for so long that a sweep took us for dead.
+            raise Unavailable(f"{self._url}/{key}: what was written of it was swept away") from None
 
     def _make_dirs(self, path: str) -> None:
         """The folders on the way; each new name is synced."""
@@ -132,6 +144,28 @@ class DirectoryBucket:
                 self._disk.unlink(key)
 
         await self._do(key, unlink)
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        """As Bucket.sweep.
+
+        No lock tells whether a writer is alive: it may sit on another node, where locks of many shared file
+        systems are not seen. None is needed: an object gets its name from the file that is swept, so a
+        writer that stood still for longer than that age fails there, with nothing made, and tries again.
+        """
+        return await self._do(_WORK, lambda: self._sweep(before_ns, dry_run=dry_run))
+
+    def _sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        count = size_bytes = 0
+        names = self._disk.list_dir(_WORK) if self._disk.exists(_WORK) else []
+        for name in filter(_WORK_NAME.fullmatch, names):
+            # Gone meanwhile, or another user's: then it is for that one to sweep.
+            with suppress(FileNotFoundError, PermissionError):
+                found = self._disk.stat(f"{_WORK}/{name}")
+                if stat.S_ISREG(found.st_mode) and found.st_mtime_ns < before_ns:
+                    if not dry_run:
+                        self._disk.unlink(f"{_WORK}/{name}")
+                    count, size_bytes = count + 1, size_bytes + found.st_size
+        return Unfinished(count, size_bytes)
 
     async def _do(self, key: str, call: Callable[[], T]) -> T:
         try:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from ckptfs.store.bucket import Bucket, ObjectMeta, Payload, check_key
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload, Unfinished, check_key
 from ckptfs.store.errors import Conflict, Corrupt, NotFound, Unavailable
 
 T = TypeVar("T")
@@ -27,13 +27,15 @@ class Stored:
 
 
 class MemoryBucket:
-    """Objects in a dict; the clock is the number of changes. `calls` counts what was asked, by method."""
+    """Objects in a dict; the clock is the number of changes. `calls` counts what was asked, by method;
+    `half_made` is what a test leaves there of writers that died."""
 
     url = "memory://test"
 
     def __init__(self, *, checks_uploads: bool = False) -> None:
         self.checks_uploads = checks_uploads
         self.objects: dict[str, Stored] = {}
+        self.half_made: list[Stored] = []
         self.calls: dict[str, int] = {}
         self.sent_bytes = 0
         self._changes = 0
@@ -70,6 +72,13 @@ class MemoryBucket:
     async def remove(self, key: str) -> None:
         await self._called("remove")
         self.objects.pop(check_key(key), None)
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        await self._called("sweep")
+        old = [one for one in self.half_made if one.modified_ns < before_ns]
+        if not dry_run:
+            self.half_made = [one for one in self.half_made if one not in old]
+        return Unfinished(len(old), sum(len(one.payload) for one in old))
 
     def keys(self, prefix: str = "") -> list[str]:
         """The keys below a folder, sorted."""
@@ -167,6 +176,9 @@ class FaultBucket:
 
     async def remove(self, key: str) -> None:
         await self._through(lambda: self._bucket.remove(key))
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        return await self._through(lambda: self._bucket.sweep(before_ns, dry_run=dry_run))
 
     async def _through(self, call: Callable[[], Awaitable[T]]) -> T:
         faults = self._faults

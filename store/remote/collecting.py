@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import trio
 
+from ckptfs.store.bucket import Unfinished
 from ckptfs.store.errors import Conflict, Corrupt, NotFound, NotPermitted
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import ChunkId, UnitId
@@ -57,7 +58,8 @@ _SECOND_NS = 10**9
 @dataclass(slots=True)
 class Collected:
     """What a collection did, or would: the versions that went (unit, number), objects and bytes that are
-    removed, what was copied over of packs that were mostly not needed, and what stays. `lost`: what of units
+    removed, what was copied over of packs that were mostly not needed, and what stays; `unfinished`: what of
+    it dead writers had left half-made. `lost`: what of units
     that were given up is damaged, see Standing. `is_off`: another was faster, so nothing was removed;
     but those versions are listed no more."""
 
@@ -66,6 +68,7 @@ class Collected:
     removed_packs: int = 0
     removed_bytes: int = 0
     removed_shards: int = 0
+    unfinished: Unfinished = field(default_factory=Unfinished)
     copied_bytes: int = 0
     kept_packs: int = 0
     kept_bytes: int = 0
@@ -133,10 +136,7 @@ class Collector:
             lost=sorted((unit, *lack) for unit, one in standings.items() for lack in one.lost),
         )
         if dry_run:
-            found = await self._needed(stock)
-            await trio.to_thread.run_sync(self._plan, stock, found, listing, before, 0, report)
-            report.copied_bytes = int(found.used[self._sparse(found, listing)].sum())
-            return report
+            return await self._would(stock, listing, before, report)
         await self._copy_over(stock, listing, report)
         # Before the claim, which others wait for: it reads packs.
         await self._sound(await self._stock(await list_contents(self._remote)))
@@ -168,6 +168,16 @@ class Collector:
         if name is None:
             return Collected(report.went, report.lost, is_off=True)
         await self._remove(left, listing, name)
+        report.unfinished = await self._remote.sweep(self._now_ns - self._grace_ns, dry_run=False)
+        return report
+
+    async def _would(
+        self, stock: Stock, listing: Listing, before: frozenset[bytes], report: Collected
+    ) -> Collected:
+        found = await self._needed(stock)
+        await trio.to_thread.run_sync(self._plan, stock, found, listing, before, 0, report)
+        report.copied_bytes = int(found.used[self._sparse(found, listing)].sum())
+        report.unfinished = await self._remote.sweep(self._now_ns - self._grace_ns, dry_run=True)
         return report
 
     async def _storage_now_ns(self, dry_run: bool) -> int:
@@ -325,7 +335,7 @@ class Collector:
         """Bring what is needed of packs that mostly are not into new ones."""
         found = await self._needed(stock)
         rows = found.rows_in(self._sparse(found, listing))
-        parts = _parts(rows)
+        parts = sending.parts_of(rows)
         for start in range(0, len(parts), sending.PACKS_A_SHARD):
             group = parts[start : start + sending.PACKS_A_SHARD]
             packs = await done_for_each(lambda part: self._copy_part(stock, part), group, 2)
@@ -382,13 +392,3 @@ class Collector:
         ours = {kept_key(name), kept_key(name) + COPY}
         keys += [meta.key for meta in await self._remote.list_objects(KEPT) if meta.key not in ours]
         await done_for_each(self._remote.remove, keys, _PARALLEL)
-
-
-def _parts(rows: Rows) -> list[Rows]:
-    """Rows in groups of what one pack holds."""
-    ends, parts, start, base = rows["stored"].cumsum(dtype="int64"), list[Rows](), 0, 0
-    while start < len(rows):
-        stop = max(start + 1, int(ends.searchsorted(base + sending.PACK_BYTES, side="right")))
-        parts.append(rows[start:stop])
-        start, base = stop, int(ends[stop - 1])
-    return parts

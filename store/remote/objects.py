@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import trio
 
-from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload, Unfinished
 from ckptfs.store.bucket_probe import probe
 from ckptfs.store.errors import Conflict, Corrupt, InvalidRequest, NotFound
 from ckptfs.store.remote.box import (
@@ -235,6 +235,10 @@ class Remote:
     async def remove(self, key: str) -> None:
         """As Bucket.remove."""
         await self._bucket.remove(key)
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        """As Bucket.sweep."""
+        return await self._bucket.sweep(before_ns, dry_run=dry_run)
 
     async def _enclose(self, key: str, content: Payload) -> Payload:
         if self._key is None:

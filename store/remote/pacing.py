@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import trio
 
-from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload, Unfinished
 
 
 class PacedBucket:
@@ -64,3 +64,7 @@ class PacedBucket:
     async def remove(self, key: str) -> None:
         """As Bucket.remove."""
         await self._bucket.remove(key)
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        """As Bucket.sweep."""
+        return await self._bucket.sweep(before_ns, dry_run=dry_run)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload, Unfinished
 from ckptfs.store.errors import Conflict, NotFound, Unavailable
 
 T = TypeVar("T")
@@ -77,6 +77,10 @@ class RetryingBucket:
     async def remove(self, key: str) -> None:
         """As Bucket.remove."""
         await self._again(lambda: self._bucket.remove(key))
+
+    async def sweep(self, before_ns: int, *, dry_run: bool) -> Unfinished:
+        """As Bucket.sweep."""
+        return await self._again(lambda: self._bucket.sweep(before_ns, dry_run=dry_run))
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
         for pause_s in self._pauses_s:

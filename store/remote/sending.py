@@ -22,7 +22,7 @@ from ckptfs.store.remote.objects import Remote
 from ckptfs.store.remote.pack import encode_pack, pack_rows
 from ckptfs.store.remote.reading import locate, read_chunks
 from ckptfs.store.remote.several import done_for_each
-from ckptfs.store.remote.shard import Keys, PackFacts, decode_shard, encode_shard
+from ckptfs.store.remote.shard import Keys, PackFacts, Rows, decode_shard, encode_shard
 from ckptfs.store.segments import Segments
 
 PACK_BYTES = 16 << 20
@@ -110,3 +110,13 @@ def _groups(places: Places) -> list[list[Places]]:
         parts.append(places.taken(np.arange(start, stop)))
         start, base = stop, int(ends[stop - 1])
     return [parts[at : at + PACKS_A_SHARD] for at in range(0, len(parts), PACKS_A_SHARD)]
+
+
+def parts_of(rows: Rows) -> list[Rows]:
+    """Rows in groups of what one pack holds."""
+    ends, parts, start, base = rows["stored"].cumsum(dtype="int64"), list[Rows](), 0, 0
+    while start < len(rows):
+        stop = max(start + 1, int(ends.searchsorted(base + PACK_BYTES, side="right")))
+        parts.append(rows[start:stop])
+        start, base = stop, int(ends[stop - 1])
+    return parts

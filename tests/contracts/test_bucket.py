@@ -12,10 +12,11 @@ import trio
 from faultbucket import FaultBucket, Faults, MemoryBucket
 from seaweed import S3Server
 
-from ckptfs.store.bucket import Bucket, Payload
+from ckptfs.store.bucket import Bucket, Payload, Unfinished
 from ckptfs.store.bucket_cloud import open_cloud
 from ckptfs.store.bucket_directory import DirectoryBucket
 from ckptfs.store.bucket_probe import probe
+from ckptfs.store.disk import Disk
 from ckptfs.store.errors import (
     Conflict,
     Corrupt,
@@ -260,5 +261,63 @@ def test_what_always_fails_is_raised_after_the_last_pause() -> None:
         with pytest.raises(Unavailable):
             await bucket.read("a")
         assert faults.calls == 4
+
+    trio.run(main)
+
+
+def test_a_sweep_leaves_what_is_whole(bucket: Bucket) -> None:
+    async def main() -> None:
+        await bucket.create("a/one", b"one")
+        for dry_run in (True, False):
+            assert await bucket.sweep(1 << 62, dry_run=dry_run) == Unfinished()
+        assert await bucket.read("a/one") == b"one"
+
+    trio.run(main)
+
+
+def test_what_writers_left_half_made_in_a_directory_is_swept_once_it_is_old(tmp_path: Path) -> None:
+    bucket = DirectoryBucket(str(tmp_path), "file:///remote")
+
+    async def main() -> None:
+        assert await bucket.sweep(1 << 62, dry_run=False) == Unfinished(), "nobody has written anything yet"
+        await bucket.create("one", b"one")
+        work = tmp_path / ".-new"
+        for name, age_s in (("a" * 32, 0), ("b" * 32, 100), ("c" * 32, 101), ("mine", 1000)):
+            (work / name).write_bytes(name.encode())
+            os.utime(work / name, (5000 - age_s, 5000 - age_s))
+        (work / ("d" * 32)).mkdir()
+        before_ns = 4950 * 10**9
+        assert await bucket.sweep(before_ns, dry_run=True) == Unfinished(2, 64)
+        assert len(list(work.iterdir())) == 5
+        assert await bucket.sweep(before_ns, dry_run=False) == Unfinished(2, 64)
+        assert {path.name for path in work.iterdir()} == {"a" * 32, "d" * 32, "mine"}
+        assert await bucket.sweep(before_ns, dry_run=False) == Unfinished()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("way", ["create", "overwrite"])
+def test_a_writer_that_was_swept_away_makes_nothing_and_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    bucket = DirectoryBucket(str(tmp_path), "file:///remote")
+    sync, sweeps = Disk.sync, [0]
+
+    def sync_slowly(disk: Disk, fd: int) -> None:
+        sync(disk, fd)
+        if sweeps[0]:
+            sweeps[0] -= 1
+            assert bucket._sweep(1 << 62, dry_run=False).count == 1
+
+    monkeypatch.setattr(Disk, "sync", sync_slowly)
+
+    async def main() -> None:
+        sweeps[0] = 1
+        with pytest.raises(Unavailable):
+            await getattr(bucket, way)("one", b"one")
+        assert await bucket.list_objects("") == []
+        sweeps[0] = 1
+        await getattr(RetryingBucket(bucket, (0.0,)), way)("one", b"one")
+        assert await bucket.read("one") == b"one" and list((tmp_path / ".-new").iterdir()) == []
 
     trio.run(main)

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from faultbucket import FaultBucket, Faults, Killed, MemoryBucket
+from faultbucket import START_NS, FaultBucket, Faults, Killed, MemoryBucket, Stored
 from remoteruns import Run, fetch, small_packs
 from saved_store import SavedStore, Tree, contents
 
-from ckptfs.store.bucket import Bucket, ObjectMeta, Payload
+from ckptfs.store.bucket import Bucket, ObjectMeta, Payload, Unfinished
 from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import UnitId
@@ -64,12 +64,12 @@ class StoppingBucket:
         if not callable(found):
             return found
 
-        async def call(*arguments: object) -> object:
+        async def call(*arguments: object, **more: object) -> object:
             self._left -= 1
             if self._left == -1:
                 self.has_stopped = True
                 await self._meanwhile()
-            return await found(*arguments)
+            return await found(*arguments, **more)
 
         return call
 
@@ -129,6 +129,22 @@ class Place:
     def stopping(self, at: int, meanwhile: Callable[[], Awaitable[None]]) -> tuple[StoppingBucket, Remote]:
         bucket = StoppingBucket(self.run.bucket, at, meanwhile)
         return bucket, Remote(bucket, self.run.key)  # type: ignore[arg-type]
+
+
+def test_what_dead_writers_left_half_made_goes_by_the_storages_clock(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path / "a")
+        await place.save(1)
+        await place.push()
+        bucket = place.run.bucket
+        bucket.half_made = [Stored(b"old", START_NS), Stored(b"young", START_NS + 10**15)]
+        would = await place.collect(dry_run=True)
+        assert would.unfinished == Unfinished(1, 3) and len(bucket.half_made) == 2
+        assert (await place.collect()).unfinished == Unfinished(1, 3)
+        assert [one.payload for one in bucket.half_made] == [b"young"]
+        assert (await place.collect()).unfinished == Unfinished()
+
+    trio.run(main)
 
 
 def test_what_is_let_go_and_not_needed_goes(tmp_path: Path) -> None:
