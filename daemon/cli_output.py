@@ -332,7 +332,7 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         f"{status['write_path']} ({status['why']})" if status["write_path"] else str(status["why"]),
     )
     yield "key", str(status.get("key") or "none is known: versions are not signed, or not by this user")
-    yield "stored", human_bytes(cast(int, status["stored_bytes"]))
+    yield "stored", _stored_text(status)
     yield "free", human_bytes(cast(int, status["free_bytes"]))
     yield from _scrub_line(cast("Mapping[str, object] | None", status.get("scrub")))
     yield from map(_remote_line, cast("Sequence[Mapping[str, object]]", status.get("remotes") or ()))
@@ -341,6 +341,15 @@ def _status_lines(status: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if status.get("digest_pending_bytes") is not None:
         yield "to digest", f"at most {human_bytes(cast(int, status['digest_pending_bytes']))}"
     yield from _encoding_lines(cast("Mapping[str, int] | None", status.get("encoding")))
+
+
+def _stored_text(status: Mapping[str, object]) -> str:
+    total = human_bytes(cast(int, status["stored_bytes"]))
+    stored = cast("Mapping[str, int] | None", status.get("stored"))
+    if stored is None or not stored["encoded_bytes"]:
+        return total
+    raw, plain, encoded = (human_bytes(stored[f"{name}_bytes"]) for name in ("raw", "plain", "encoded"))
+    return f"{total} ({raw} raw; {plain} in {encoded} encoded)"
 
 
 def _encoding_lines(encoding: Mapping[str, int] | None) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,7 @@ class Measuring:
             write_path=str(facts.write_path),
             units=await self._units(),
             times=face.operations.times,
-            stored_bytes=self._segments.payload_bytes(),
+            stored=self._segments.stored(),
             free_bytes=room.available,
             min_free_bytes=self._space.min_free_bytes(),
             total_bytes=room.total,

@@ -17,6 +17,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from ckptfs.fusefs.request_times import BOUNDS_S, RequestTimes
+from ckptfs.store.segment_counts import Stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Figures:
     write_path: str
     units: tuple[UnitFigures, ...]
     times: RequestTimes
-    stored_bytes: int
+    stored: Stored
     free_bytes: int
     min_free_bytes: int
     total_bytes: int
@@ -83,7 +84,9 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("corrupt_chunks", "Stored chunks that did not match their ids when read.", lambda f: f.corruptions),
 )
 _GAUGES: tuple[tuple[str, str, _Value], ...] = (
-    ("stored_bytes", "Unique payload in segments.", lambda f: f.stored_bytes),
+    ("stored_bytes", "Unique payload in segments.", lambda f: f.stored.raw_bytes + f.stored.encoded_bytes),
+    ("stored_encoded_bytes", "What of it is in encoded segments.", lambda f: f.stored.encoded_bytes),
+    ("stored_plain_bytes", "The bytes of the chunks in these.", lambda f: f.stored.plain_bytes),
     ("disk_free_bytes", "Room on the store's disk, without what would give way.", lambda f: f.free_bytes),
     ("disk_total_bytes", "Size of the store's disk.", lambda f: f.total_bytes),
     ("disk_min_free_bytes", "The room that is kept free.", lambda f: f.min_free_bytes),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import islice
@@ -135,6 +135,7 @@ class Queries:
             "config": facts.config,
             "units": [self._unit_row(unit) for unit in units],
             "stored_bytes": self._segments.payload_bytes(),
+            "stored": asdict(self._segments.stored()),
             "free_bytes": self._disk.space().available,
             "ingest_pending_bytes": facts.ingest_pending_bytes,
             "digest_pending_bytes": facts.digest_pending_bytes,

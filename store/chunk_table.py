@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import trio
-from msgspec.structs import replace
 
 from ckptfs.store.bad_chunks import find_bad
 from ckptfs.store.disk import Disk
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import Built
+from ckptfs.store.segment_counts import Counts, moved_by, with_counts
 from ckptfs.store.segment_format import (
     Codec,
     Location,
@@ -53,13 +53,12 @@ One = TypeVar("One", bound=Identified)
 class Putting:
     """What `ChunkTable.put` put into a change, to be accounted for once the change is applied."""
 
-    __slots__ = ("chunks", "healed", "payload_bytes", "segment", "surplus")
+    __slots__ = ("counts", "healed", "segment", "surplus")
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
-        self.payload_bytes = 0
-        self.chunks = 0
-        self.healed: dict[int, tuple[int, int]] = {}
+        self.counts = Counts()
+        self.healed: dict[int, Counts] = {}
         self.surplus: list[ChunkId] = []
 
 
@@ -94,7 +93,7 @@ class ChunkTable:
 
         A chunk that another ingest has committed meanwhile keeps its place; the copy here is
         surplus. A healed chunk moves here, and leaves the count of the segment where it was.
-        If no row is left (`chunks` 0), nothing is put and the caller discards the segment.
+        If no row is left (no chunk is counted), nothing is put and the caller discards the segment.
         """
         putting = Putting(built.index.number)
         get, table = self._index.get, Table.CHUNK
@@ -103,22 +102,19 @@ class ChunkTable:
             if before is not None and not self._moves(change, row.chunk, before, putting):
                 continue
             change.put(table, row.chunk, encode_location(row.location(putting.segment)))
-            putting.chunks += 1
-            putting.payload_bytes += row.stored
-        if not putting.chunks:
+            putting.counts.add(row)
+        if not putting.counts.chunks:
             return putting
-        for segment, (payload, chunks) in putting.healed.items():
-            self._reduce(change, segment, payload, chunks)
-        facts = built.facts(putting.payload_bytes, putting.chunks)
+        for segment, moved in putting.healed.items():
+            self._reduce(change, segment, moved)
+        facts = with_counts(built.facts(), putting.counts)
         change.put(Table.SEGMENT, segment_key(putting.segment), encode_facts(facts))
         change.put(Table.META, NEXT_SEGMENT, next_segment.to_bytes(8, "big"))
         return putting
 
     def committed(self, built: Built, putting: Putting) -> None:
-        """The change is applied: what was put counts, and is verified."""
+        """The change is applied: what was put is verified."""
         self._segments.mark_verified(putting.segment)
-        healed_bytes = sum(payload for payload, _ in putting.healed.values())
-        self._segments.add_payload(putting.payload_bytes - healed_bytes)
         if self._bad:
             self._bad.difference_update(row.chunk for row in built.index.rows)
 
@@ -185,16 +181,10 @@ class ChunkTable:
         old = decode_location(before)
         if old.codec != Codec.RAW:
             self._segments.parents.remove(change, chunk)
-        payload, chunks = putting.healed.get(old.segment, (0, 0))
-        putting.healed[old.segment] = (payload + old.stored, chunks + 1)
+        putting.healed.setdefault(old.segment, Counts()).add(old, -1)
         return True
 
-    def _reduce(self, change: Change, segment: int, payload: int, chunks: int) -> None:
+    def _reduce(self, change: Change, segment: int, moved: Counts) -> None:
         facts = self._segments.facts(segment)
         if facts is not None:
-            left = replace(
-                facts,
-                payload_bytes=facts.payload_bytes - payload,
-                chunks=facts.chunks - chunks,
-            )
-            change.put(Table.SEGMENT, segment_key(segment), encode_facts(left))
+            change.put(Table.SEGMENT, segment_key(segment), encode_facts(moved_by(facts, moved)))

@@ -259,12 +259,16 @@ class Index:
 
     @contextmanager
     def watch(self, watcher: Callable[[list[Op]], None]) -> Iterator[None]:
-        """Tell `watcher` of every change, in the same step, until the block ends."""
+        """Tell `watcher` of every change, right before it is in the tables, until the block ends."""
         self._watchers.append(watcher)
         try:
             yield
         finally:
             self._watchers.remove(watcher)
+
+    def watch_always(self, watcher: Callable[[list[Op]], None]) -> None:
+        """The same for as long as the index is open."""
+        self._watchers.append(watcher)
 
     def free_reserve(self) -> bool:
         """Give up the blocks that are kept aside for a full disk; False if they are gone."""
@@ -333,25 +337,17 @@ class Index:
             self._disk.close(fd)
 
     def _commit_transaction(self) -> None:
-        self._transaction.put(_SEQUENCE, self._sequence.to_bytes(8, "big"), db=self._tables[Table.META])
-        try:
-            self._transaction.commit()
-        except lmdb.Error as e:
-            freed = self._journal.free_reserve()
-            self._begin_again()
-            if not freed:
-                raise NoSpace(f"the index cannot be committed ({e}); the journal keeps the changes") from e
-            self._commit_second_try()
-            return
-        self._transaction = self._env.begin(write=True)
-
-    def _commit_second_try(self) -> None:
-        self._transaction.put(_SEQUENCE, self._sequence.to_bytes(8, "big"), db=self._tables[Table.META])
-        try:
-            self._transaction.commit()
-        except lmdb.Error as e:
-            self._begin_again()
-            raise NoSpace(f"the index cannot be committed ({e}); the journal keeps the changes") from e
+        for is_last in (False, True):
+            self._transaction.put(_SEQUENCE, self._sequence.to_bytes(8, "big"), db=self._tables[Table.META])
+            try:
+                self._transaction.commit()
+                break
+            except lmdb.Error as e:
+                freed = not is_last and self._journal.free_reserve()
+                self._begin_again()
+                if not freed:
+                    what = f"the index cannot be committed ({e}); the journal keeps the changes"
+                    raise NoSpace(what) from e
         self._transaction = self._env.begin(write=True)
 
     def _put_or_recover(self, operations: list[Op]) -> None:

@@ -70,7 +70,7 @@ class Committer:
             if built is not None and putting is not None:
                 change.after_commit(partial(self._reclaim_later, built, putting))
             self._apply(change, built)
-        if not wanted or (putting is not None and not putting.chunks):
+        if not wanted or (putting is not None and not putting.counts.chunks):
             self._remove(built)
         elif built is not None and putting is not None:
             self.table.committed(built, putting)
@@ -90,9 +90,9 @@ class Committer:
             remove_segment_files(self.disk, built.index.number)
 
     def _reclaim_later(self, built: Built, putting: Putting) -> None:
-        if built.punch_due and putting.chunks:
+        if built.punch_due and putting.counts.chunks:
             self.reclaim.due.add(putting.segment)
-        if putting.surplus and putting.chunks:
+        if putting.surplus and putting.counts.chunks:
             self.reclaim.dead.setdefault(putting.segment, set()).update(putting.surplus)
 
 

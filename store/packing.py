@@ -43,11 +43,10 @@ class Built:
     index: SegmentIndex
     punch_due: bool = False
 
-    def facts(self, payload_bytes: int, chunks: int) -> SegmentFacts:
-        """What the segment table is to say, given what the chunk table will."""
+    def facts(self) -> SegmentFacts:
+        """What the segment table is to say, but for the counts: they are those of the chunk table."""
         one = self.index
-        times = (one.created_ns, one.created_ns)
-        return SegmentFacts(one.kind, one.file_bytes, payload_bytes, chunks, *times, self.punch_due)
+        return SegmentFacts(one.kind, one.file_bytes, 0, 0, one.created_ns, one.created_ns, self.punch_due)
 
 
 class SyncFailed(OSError):

@@ -28,6 +28,7 @@ from ckptfs.store.page_sums import remove_page_sums
 from ckptfs.store.parent_table import Lineage, ParentTable
 from ckptfs.store.rebuild_copies import Copy, best_copy, by_depth, undecodable
 from ckptfs.store.recovery import BOOT_ID, NEW_INDEX_PATH, QUARANTINE_PATH, keep_aside, segment_files
+from ckptfs.store.segment_counts import Counts, with_counts
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     Location,
@@ -136,14 +137,13 @@ class _Tally:
         self._uncommitted = 0
         self._copies: dict[ChunkId, list[Copy]] = {}
         self.indexes: dict[int, SegmentIndex] = {}
-        self.payload: dict[int, int] = {}
-        self.chunks: dict[int, int] = {}
+        self.counts: dict[int, Counts] = {}
 
     def add(self, found: SegmentIndex) -> None:
         """Enter a segment's rows."""
         number = found.number
         self.indexes[number] = SegmentIndex(number, found.kind, found.created_ns, found.file_bytes, ())
-        self.payload[number] = self.chunks[number] = 0
+        self.counts[number] = Counts()
         for start in range(0, len(found.rows), _ROWS_A_CHANGE):
             for row in found.rows[start : start + _ROWS_A_CHANGE]:
                 old = self._place(row.chunk)
@@ -172,8 +172,7 @@ class _Tally:
         self._change.put(Table.CHUNK, row.chunk, encode_location(row.location(number)))
         if row.parents:
             self._parents.put(self._change, row.chunk, Lineage(row.depth, row.parents))
-        self.payload[number] += row.stored
-        self.chunks[number] += 1
+        self.counts[number].add(row)
 
     def _row(self, chunk: ChunkId, place: Location) -> Row:
         lineage = self._parents.lineage(chunk)
@@ -184,8 +183,7 @@ class _Tally:
     def _take_out(self, chunk: ChunkId) -> None:
         old = self._place(chunk)
         if old is not None:
-            self.payload[old.segment] -= old.stored
-            self.chunks[old.segment] -= 1
+            self.counts[old.segment].add(old, -1)
             self._change.delete(Table.CHUNK, chunk)
             self._parents.remove(self._change, chunk)
 
@@ -226,12 +224,12 @@ def _add_segments(disk: Disk, index: Index, found: Rebuilt, progress: Progress) 
         what = "what they are encoded against is missing; they are kept in case that comes back"
         found.problems.append(f"{lost} chunks cannot be decoded: {what}")
     change = Change()
-    for number, chunks in tally.chunks.items():
-        if chunks:
-            facts = _facts(disk, tally.indexes[number], tally.payload[number], chunks)
+    for number, counts in tally.counts.items():
+        if counts.chunks:
+            facts = _facts(disk, tally.indexes[number], counts)
             change.put(Table.SEGMENT, segment_key(number), encode_facts(facts))
     index.apply(change)
-    found.segments, found.chunks = len(change.operations), sum(tally.chunks.values())
+    found.segments, found.chunks = len(change.operations), sum(one.chunks for one in tally.counts.values())
     return trusted, tally.indexes.keys()
 
 
@@ -254,11 +252,11 @@ def _distrust(disk: Disk, one: SegmentIndex) -> str | None:
     return None
 
 
-def _facts(disk: Disk, one: SegmentIndex, payload: int, chunks: int) -> SegmentFacts:
+def _facts(disk: Disk, one: SegmentIndex, counts: Counts) -> SegmentFacts:
     # Nothing is known of when the payloads were last right, so every dedup hit is checked.
     seg = segment_paths(one.number)[0]
-    surplus = disk.exists(seg) and disk.allocated(seg) >= payload + 4096
-    return SegmentFacts(one.kind, one.file_bytes, payload, chunks, one.created_ns, 0, surplus)
+    surplus = disk.exists(seg) and disk.allocated(seg) >= counts.payload_bytes + 4096
+    return with_counts(SegmentFacts(one.kind, one.file_bytes, 0, 0, one.created_ns, 0, surplus), counts)
 
 
 # History, live tree, what is left

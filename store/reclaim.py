@@ -19,6 +19,7 @@ from ckptfs.store.errors import Corrupt, NoSpace, Place
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.packing import full_disk_is_no_space, remove_segment_files, write_idx
+from ckptfs.store.segment_counts import Counts, moved_by
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
     SEGMENTS_PATH,
@@ -81,7 +82,8 @@ class Reclaim:
         it once for one change and apply that in the same step. Once it is committed, `execute` gives the
         room back; whether a segment goes is decided by what its `.idx` lists then, not by a count.
         """
-        lost: dict[int, tuple[int, set[ChunkId]]] = {}
+        lost: dict[int, Counts] = {}
+        dead: dict[int, set[ChunkId]] = {}
         for chunk, location in self._removable(chunks):
             change.delete(Table.CHUNK, chunk)
             if location.codec != Codec.RAW:
@@ -91,14 +93,12 @@ class Reclaim:
                     change.delete(table, chunk)  # A recipe goes, and with it what is known of its file.
             if self._index.get(Table.META, TRIED + chunk) is not None:
                 change.delete(Table.META, TRIED + chunk)
-            payload, dead = lost.setdefault(location.segment, (0, set()))
-            dead.add(chunk)
-            lost[location.segment] = (payload + location.stored, dead)
-        for segment, (payload, dead) in lost.items():
-            self._stage_segment(change, segment, payload, len(dead))
-        removed = sum(payload for payload, _ in lost.values())
-        change.after_commit(lambda: self._removed({s: dead for s, (_, dead) in lost.items()}, removed))
-        return removed
+            dead.setdefault(location.segment, set()).add(chunk)
+            lost.setdefault(location.segment, Counts()).add(location, -1)
+        for segment, counts in lost.items():
+            self._stage_segment(change, segment, counts)
+        change.after_commit(lambda: self._removed(dead))
+        return -sum(counts.payload_bytes for counts in lost.values())
 
     def _removable(self, chunks: Iterable[ChunkId]) -> Iterator[tuple[ChunkId, Location]]:
         """Those that may go now, children before what they are encoded against."""
@@ -255,24 +255,18 @@ class Reclaim:
             self._index.apply(change)
         return freed
 
-    def _stage_segment(self, change: Change, segment: int, payload: int, chunks: int) -> None:
+    def _stage_segment(self, change: Change, segment: int, lost: Counts) -> None:
         facts = self._segments.facts(segment)
         if facts is None:
             return
-        left = replace(
-            facts,
-            payload_bytes=facts.payload_bytes - payload,
-            chunks=facts.chunks - chunks,
-            punch_due=True,
-        )
+        left = replace(moved_by(facts, lost), punch_due=True)
         change.put(Table.SEGMENT, segment_key(segment), encode_facts(left))
         # Marks of what leaves would be counted for what stays.
         self._segments.verified.remove_segment(segment)
 
-    def _removed(self, lost: dict[int, set[ChunkId]], payload: int) -> None:
-        self._segments.add_payload(-payload)
-        for segment, dead in lost.items():
-            self.dead.setdefault(segment, set()).update(dead)
+    def _removed(self, dead: dict[int, set[ChunkId]]) -> None:
+        for segment, chunks in dead.items():
+            self.dead.setdefault(segment, set()).update(chunks)
 
 
 def segment_numbers(disk: Disk) -> list[int]:

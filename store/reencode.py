@@ -30,6 +30,7 @@ from ckptfs.store.ingest_commit import Committer
 from ckptfs.store.layout import ENCODED, add_incompat
 from ckptfs.store.packing import Built, remove_segment_files
 from ckptfs.store.parent_table import Lineage
+from ckptfs.store.segment_counts import Counts, counts_of, moved_by, with_counts
 from ckptfs.store.segment_format import (
     MAX_DEPTH,
     Codec,
@@ -199,10 +200,9 @@ class Reencoder:
             # Marks of what has left would be counted for what stays.
             self._segments.verified.remove_segment(segment)
         self._segments.mark_verified(batch.number)
-        stored = sum(row.stored for row in moving.rows.values())
-        plain = sum(row.length for row in moving.rows.values())
-        self._segments.add_payload(stored - plain)
-        done.encoded_chunks, done.encoded_plain_bytes, done.encoded_bytes = len(moving.rows), plain, stored
+        counts = counts_of(moving.rows.values())
+        done.encoded_chunks, done.encoded_bytes = counts.chunks, counts.payload_bytes
+        done.encoded_plain_bytes = counts.payload_bytes + counts.spared_bytes
 
     def _moving(self, where: Mapping[ChunkId, Location], rows: Iterable[Row]) -> _Moving:
         moving = _Moving()
@@ -237,12 +237,11 @@ class Reencoder:
             facts = self._segments.facts(segment)
             if facts is not None:
                 # They were raw there: as long as they are.
-                payload = facts.payload_bytes - sum(moving.rows[chunk].length for chunk in chunks)
-                count = facts.chunks - len(chunks)
-                left = replace(facts, payload_bytes=payload, chunks=count, punch_due=True)
+                lengths = sum(moving.rows[chunk].length for chunk in chunks)
+                left = replace(moved_by(facts, Counts(-len(chunks), -lengths)), punch_due=True)
                 change.put(Table.SEGMENT, segment_key(segment), encode_facts(left))
-        stored = sum(row.stored for row in moving.rows.values())
-        new = replace(built.facts(stored, len(moving.rows)), punch_due=bool(moving.surplus))
+        new = replace(built.facts(), punch_due=bool(moving.surplus))
+        new = with_counts(new, counts_of(moving.rows.values()))
         change.put(Table.SEGMENT, segment_key(number), encode_facts(new))
         change.put(Table.META, NEXT_SEGMENT, self._committer.next_number.to_bytes(8, "big"))
 

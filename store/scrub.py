@@ -40,6 +40,7 @@ from ckptfs.store.scrub_state import (
     decode_run,
     encode_run,
 )
+from ckptfs.store.scrub_table import TableScrub
 from ckptfs.store.segment_check import is_right
 from ckptfs.store.segment_files import place_of
 from ckptfs.store.segment_format import Codec, Location
@@ -66,6 +67,7 @@ class Scrubber:
         self._index = index
         self._segments = segments
         self._of_segments = SegmentScrub(disk, index, segments, reclaim, now_ns)
+        self._of_table = TableScrub(disk, index, segments)
         self._histories = histories
         self._uses = uses
         self._now_ns = now_ns
@@ -108,7 +110,7 @@ class Scrubber:
         try:
             await self._of_segments.check_all(found, pace, tell, is_unwanted, lambda: self._note(found))
             await self._check_histories(found)
-            await self._of_segments.check_table(found)
+            await self._of_table.check(found)
             self._check_journal(found)
             self._check_format(found)
             await self._settle(found)

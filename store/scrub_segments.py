@@ -10,7 +10,7 @@ Source: FORMAT.md, "Scrub".
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import trio
@@ -26,14 +26,14 @@ from ckptfs.store.places import Suspect
 from ckptfs.store.reclaim import Reclaim
 from ckptfs.store.scrub_run import Found, Interrupted, Pace, Tell
 from ckptfs.store.scrub_state import Finding
-from ckptfs.store.segment_check import find_rows, header_of, is_right, mend_idx, remake_idx
+from ckptfs.store.scrub_table import facts_or_none, is_here, put_facts, rows_of
+from ckptfs.store.segment_check import find_rows, header_of, mend_idx, remake_idx
+from ckptfs.store.segment_counts import Counts, counts_of, moved_by
 from ckptfs.store.segment_files import place_of, read_idx_bytes
 from ckptfs.store.segment_format import (
     Location,
     Row,
-    SegmentFacts,
     SegmentIndex,
-    decode_location,
     encode_facts,
     encode_location,
     segment_key,
@@ -92,7 +92,7 @@ class SegmentScrub:
         index = await self._check_idx(number, found)
         if index is None:
             return
-        before = self._facts(number)
+        before = facts_or_none(self._segments, number)
         here, strays = await self._sorted_rows(number, index.rows, found)
         for batch in _batches(here):
             await self._check_batch(batch, found)
@@ -102,18 +102,18 @@ class SegmentScrub:
             if is_unwanted():
                 raise Interrupted
         await self._check_strays(number, strays, found)
-        facts = self._facts(number)
+        facts = facts_or_none(self._segments, number)
         if facts is None or facts != before:
             return
         if facts.chunks != len(here) or facts.payload_bytes != sum(one.stored for _, one in here):
             found.miscounted.add(number)
         elif any(chunk in found.bad for chunk, _ in here):
             # So every dedup hit in it is hashed, in later mounts too.
-            self._put_facts(number, replace(facts, verified_ns=0))
+            put_facts(self._index, number, replace(facts, verified_ns=0))
         else:
             self._segments.mark_verified(number)
             self._segments.suspect.discard(number)
-            self._put_facts(number, replace(facts, verified_ns=self._now_ns()))
+            put_facts(self._index, number, replace(facts, verified_ns=self._now_ns()))
 
     async def _check_idx(self, number: int, found: Found) -> SegmentIndex | None:
         """The `.idx`, made right if it was wrong; None if the segment is gone, or nothing helps."""
@@ -126,10 +126,10 @@ class SegmentScrub:
                 await trio.to_thread.run_sync(mend_idx, self._disk, number)
                 what = "a bit of the .idx was flipped"
             except Corrupt as e:
-                facts = self._facts(number)
+                facts = facts_or_none(self._segments, number)
                 if facts is None:
                     return None
-                rows = await self._rows_of(number)
+                rows = await rows_of(self._index, number)
                 parents = self._segments.parents_of(rows)
                 try:
                     index = await trio.to_thread.run_sync(
@@ -143,16 +143,6 @@ class SegmentScrub:
             self._reclaim.restored(number, ())
         found.add(Finding(path, what, healed=True))
         return index
-
-    async def _rows_of(self, number: int) -> list[Suspect]:
-        """What the chunk table says lies in a segment, by place."""
-        rows: list[Suspect] = []
-        async for key, value in self._scan(Table.CHUNK):
-            with suppress(Corrupt):
-                location = decode_location(value)
-                if location.segment == number:
-                    rows.append((ChunkId(key), location))
-        return sorted(rows, key=lambda row: (row[1].flags, row[1].offset))
 
     async def _sorted_rows(
         self, number: int, rows: Sequence[Row], found: Found
@@ -180,8 +170,8 @@ class SegmentScrub:
             error = e
         here = row.location(number)
         whole = await trio.to_thread.run_sync(header_of, self._disk, here)
-        if whole is None and not await self._is_right(row.chunk, here, row):
-            return None  # perhaps another segment has it; else check_table takes the row out
+        if whole is None and not await is_here(self._disk, self._segments, row.chunk, here, row):
+            return None  # perhaps another segment has it; else TableScrub takes the row out
         change = Change()
         change.put(Table.CHUNK, row.chunk, encode_location(here))
         self._index.apply(change)
@@ -211,14 +201,6 @@ class SegmentScrub:
         what = f"what chunk {cid_text(row.chunk)} is encoded against was wrong in the index"
         found.add(Finding("index", what, healed=True))
 
-    async def _is_right(self, chunk: ChunkId, place: Location, row: Row | None = None) -> bool:
-        """Whether a chunk lies in a place: where the index has it, or that of a row of an `.idx`."""
-        if row is not None:
-            parents = self._segments.ways_to([row.parents])
-        else:
-            parents = self._segments.parents_of([(chunk, place)])
-        return await trio.to_thread.run_sync(is_right, self._disk, chunk, place, parents)
-
     async def _check_strays(self, number: int, strays: list[Row], found: Found) -> None:
         """Rows of an `.idx` that the chunk table has elsewhere: a healed chunk, or a wrong row."""
         for row in strays:
@@ -228,9 +210,9 @@ class SegmentScrub:
                 there = self._segments.locate(chunk)
             if there is None or there == here:
                 continue
-            if await self._is_right(chunk, there):
+            if await is_here(self._disk, self._segments, chunk, there):
                 continue
-            if await self._is_right(chunk, here, row):
+            if await is_here(self._disk, self._segments, chunk, here, row):
                 async with self._reclaim.paused():
                     if self._move(chunk, there, number, row):
                         what = f"the chunk table had it wrong ({place_of(there)})"
@@ -239,74 +221,6 @@ class SegmentScrub:
                         found.bad.pop(chunk, None)
             elif self._segments.locate(chunk) == there:
                 found.bad[chunk] = there
-
-    # ---- the chunk table as a whole ------------------------------------------------------------
-
-    async def check_table(self, found: Found) -> None:
-        """Every row of the chunk table belongs to a segment, and the segments' counts are right."""
-        counts: dict[int, tuple[int, int]] = {}
-        touched: set[int] = set()
-
-        def watch(operations: list[tuple[int, bytes, bytes | None]]) -> None:
-            for table, key, value in operations:
-                if table == Table.SEGMENT:
-                    touched.add(int.from_bytes(key, "big"))
-                elif table == Table.CHUNK and value is not None:
-                    touched.add(decode_location(value).segment)
-
-        with self._index.watch(watch):
-            async for key, value in self._scan(Table.CHUNK):
-                try:
-                    location = decode_location(value)
-                except Corrupt:
-                    self._take_out(ChunkId(key), found)
-                    continue
-                chunks, payload = counts.get(location.segment, (0, 0))
-                counts[location.segment] = chunks + 1, payload + location.stored
-            for number in sorted(counts.keys() | found.miscounted):
-                facts = self._facts(number)
-                chunks, payload = counts.get(number, (0, 0))
-                if number in touched or (facts and (facts.chunks, facts.payload_bytes) == (chunks, payload)):
-                    continue
-                await self._recount(number, facts, chunks, payload, touched, found)
-
-    def _take_out(self, chunk: ChunkId, found: Found) -> None:
-        """A chunk of which nobody can tell where it lies is missing."""
-        change = Change()
-        change.delete(Table.CHUNK, chunk)
-        self._segments.parents.remove(change, chunk)
-        self._index.apply(change)
-        found.bad.setdefault(chunk, None)
-
-    async def _recount(
-        self,
-        number: int,
-        facts: SegmentFacts | None,
-        chunks: int,
-        payload: int,
-        touched: set[int],
-        found: Found,
-    ) -> None:
-        """Put a segment's counts right, or its whole row; what lies in no segment is bad."""
-        try:
-            index = (await trio.to_thread.run_sync(read_idx_bytes, self._disk, number))[0]
-        except (CkptfsError, OSError):
-            for chunk, location in await self._rows_of(number):
-                if not await self._is_right(chunk, location):
-                    found.bad.setdefault(chunk, location)
-            return
-        if number in touched:
-            return
-        unlisted = {row.chunk for row in index.rows}
-        for chunk, location in await self._rows_of(number):
-            if chunk not in unlisted and not await self._is_right(chunk, location):
-                found.bad.setdefault(chunk, location)
-        if facts is None:
-            facts = SegmentFacts(index.kind, index.file_bytes, 0, 0, index.created_ns)
-        if number not in touched:
-            self._put_facts(number, replace(facts, chunks=chunks, payload_bytes=payload))
-            what = f"the row of segment {number:016x} was wrong"
-            found.add(Finding("index", what, healed=True))
 
     # ---- healing ----
 
@@ -319,10 +233,10 @@ class SegmentScrub:
             copies = await trio.to_thread.run_sync(find_rows, self._disk, wanted)
             for chunk, rows in copies.items():
                 for number, row in rows:
-                    if self._facts(number) is None:
+                    if facts_or_none(self._segments, number) is None:
                         continue  # somebody is about to commit it, or to take it back
                     there, place = self._segments.locate(chunk), row.location(number)
-                    if await self._is_right(chunk, place, row) and (
+                    if await is_here(self._disk, self._segments, chunk, place, row) and (
                         there == place or self._move(chunk, there, number, row)
                     ):
                         moved[chunk] = place
@@ -343,47 +257,27 @@ class SegmentScrub:
             parents.put(change, chunk, lineage)
         leaves = there is not None and there.segment != here.segment
         if there is None or leaves:
-            self._count(change, here.segment, 1, here.stored)
+            self._count(change, here.segment, counts_of([here]))
         if there is not None and leaves:
             # Its row there must go, or a rebuild might take it for the better one.
-            self._count(change, there.segment, -1, -there.stored)
+            left = Counts()
+            left.add(there, -1)
+            self._count(change, there.segment, left)
             change.after_commit(lambda: self._reclaim.superseded(there.segment, chunk))
         self._index.apply(change, sync=True)
-        self._segments.add_payload(here.stored - (there.stored if there is not None else 0))
         self._reclaim.restored(here.segment, [chunk])
         return True
 
-    def _count(self, change: Change, segment: int, chunks: int, payload: int) -> None:
-        facts = self._facts(segment)
-        if facts is not None:
-            chunks, payload = max(0, facts.chunks + chunks), max(0, facts.payload_bytes + payload)
-            is_due = facts.punch_due or chunks < facts.chunks
-            moved = replace(facts, chunks=chunks, payload_bytes=payload, punch_due=is_due)
-            change.put(Table.SEGMENT, segment_key(segment), encode_facts(moved))
-            if chunks < facts.chunks:
-                # Marks of what leaves would be counted for what stays.
-                self._segments.verified.remove_segment(segment)
-
-    def _facts(self, number: int) -> SegmentFacts | None:
-        """A segment's row; None if there is none, or it is damaged: then it is made anew."""
-        try:
-            return self._segments.facts(number)
-        except Corrupt:
-            return None
-
-    def _put_facts(self, number: int, facts: SegmentFacts) -> None:
-        change = Change()
-        change.put(Table.SEGMENT, segment_key(number), encode_facts(facts))
-        self._index.apply(change)
-
-    async def _scan(self, table: Table) -> AsyncIterator[tuple[bytes, bytes]]:
-        """All rows of a table, a slice at a time; it may change meanwhile."""
-        start: bytes | None = None
-        while rows := self._index.scan(table, start=start, limit=_SLICE_ROWS):
-            for row in rows:
-                yield row
-            start = rows[-1][0] + b"\0"
-            await trio.lowlevel.checkpoint()
+    def _count(self, change: Change, segment: int, moved: Counts) -> None:
+        facts = facts_or_none(self._segments, segment)
+        if facts is None:
+            return
+        leaves = moved.chunks < 0
+        moved_facts = replace(moved_by(facts, moved), punch_due=facts.punch_due or leaves)
+        change.put(Table.SEGMENT, segment_key(segment), encode_facts(moved_facts))
+        if leaves:
+            # Marks of what leaves would be counted for what stays.
+            self._segments.verified.remove_segment(segment)
 
 
 def _batches(rows: Iterable[Suspect]) -> Iterable[list[Suspect]]:

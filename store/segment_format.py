@@ -116,7 +116,8 @@ class SegmentFacts(msgspec.Struct, frozen=True, array_like=True):
 
     `payload_bytes` and `chunks` count what the chunk table says lies here. `verified_ns` is when
     every payload was last known to match its id. `punch_due`: the file still occupies ranges
-    that no row names.
+    that no row names. `spared_bytes`: how many more bytes the chunks have than their payloads; 0 where
+    nothing is encoded, and in a row from before there was the field.
     """
 
     kind: SegmentKind
@@ -126,6 +127,7 @@ class SegmentFacts(msgspec.Struct, frozen=True, array_like=True):
     created_ns: int
     verified_ns: int = 0
     punch_due: bool = False
+    spared_bytes: int = 0
 
 
 class SegmentIndex(msgspec.Struct, frozen=True):

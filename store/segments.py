@@ -24,6 +24,7 @@ from ckptfs.store.parent_table import ParentTable
 from ckptfs.store.places import Places, Suspect, decode_places
 from ckptfs.store.read_plan import Decoded, Part, ReadPlan, Run, Unverified, plan_read
 from ckptfs.store.recipe import Recipe, decode_recipe
+from ckptfs.store.segment_counts import Stored, StoredSums
 from ckptfs.store.segment_files import Bad, SegmentFiles, bad_of
 from ckptfs.store.segment_format import (
     Codec,
@@ -89,8 +90,8 @@ class Segments:
         self.is_lent: Callable[[int], bool] = lambda number: False
         self.corruptions: deque[tuple[ChunkId, Place]] = deque(maxlen=_CORRUPTIONS)
         self.corruption_count = 0
-        rows = index.scan(Table.SEGMENT)
-        self._payload_bytes = sum(decode_facts(facts).payload_bytes for _, facts in rows)
+        self._sums = StoredSums(index)
+        index.watch_always(self._sums.note)
 
     def locate(self, chunk: ChunkId) -> Location | None:
         """Where a chunk lies, or None if it is not stored."""
@@ -144,11 +145,11 @@ class Segments:
 
     def payload_bytes(self) -> int:
         """Bytes of unique payload that are stored."""
-        return self._payload_bytes
+        return self._sums.now.raw_bytes + self._sums.now.encoded_bytes
 
-    def add_payload(self, difference: int) -> None:
-        """Whoever commits a change of segment facts says here by how much the payload changed."""
-        self._payload_bytes += difference
+    def stored(self) -> Stored:
+        """The same by how it is stored."""
+        return self._sums.now
 
     def read(self, chunk: ChunkId, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a chunk, all of it by default. Corrupt if it is not what was stored."""

@@ -18,14 +18,28 @@ from small_store import SmallStore, memory_or
 from ckptfs.store.chain_shape import ChainShape
 from ckptfs.store.encoding_plan import PlannedChunk, Save, earlier_saves, match_save, plan_file
 from ckptfs.store.formats import parse
+from ckptfs.store.histories import Histories
 from ckptfs.store.ids import ChunkId
-from ckptfs.store.index import Table
+from ckptfs.store.index import Change, Table
 from ckptfs.store.ingest import Ingested
 from ckptfs.store.layout import Format, encode_format
+from ckptfs.store.rebuild import rebuild
 from ckptfs.store.recipe import Recipe
 from ckptfs.store.reencode import Encoding, Reencoder
+from ckptfs.store.scrub import Scrubber
+from ckptfs.store.scrub_run import Met
+from ckptfs.store.scrub_state import ScrubRun
+from ckptfs.store.segment_counts import Stored
 from ckptfs.store.segment_files import read_idx
-from ckptfs.store.segment_format import MAX_DEPTH, Codec, Location, segment_paths
+from ckptfs.store.segment_format import (
+    MAX_DEPTH,
+    Codec,
+    Location,
+    SegmentKind,
+    decode_facts,
+    decode_location,
+    segment_paths,
+)
 from ckptfs.store.segments import Segments
 
 PATH = "model.safetensors"
@@ -144,8 +158,9 @@ def encoded_chunks(series: Series, number: int, path: str = PATH) -> list[ChunkI
 
 
 def check_tables(store: SmallStore) -> None:
-    """What FORMAT.md says of the tables at every commit, and the .idx files agree."""
+    """What FORMAT.md says of the tables at every commit, the .idx files agree, and the sums are right."""
     segments = store.segments
+    check_counts(store)
     edges = set[bytes]()
     for key, value in store.index.scan(Table.CHUNK):
         location = located(segments, ChunkId(key))
@@ -160,6 +175,29 @@ def check_tables(store: SmallStore) -> None:
             edges.add(parent + key)
         assert value
     assert {key for key, _ in store.index.scan(Table.CHILD)} == edges
+
+
+def check_counts(store: SmallStore) -> Stored:
+    """What the segment table says of each segment, and its sums, are those of the chunk table; the sums."""
+    counts: dict[int, list[int]] = {}
+    for _, value in store.index.scan(Table.CHUNK):
+        one = decode_location(value)
+        known = counts.setdefault(one.segment, [0, 0, 0])
+        for at, more in enumerate((1, one.stored, one.length - one.stored)):
+            known[at] += more
+    rows = {int.from_bytes(key, "big"): decode_facts(row) for key, row in store.index.scan(Table.SEGMENT)}
+    told = {
+        number: [facts.chunks, facts.payload_bytes, facts.spared_bytes]
+        for number, facts in rows.items()
+        if facts.chunks
+    }
+    assert told == counts
+    encoded = [counts[number] for number in counts if rows[number].kind == SegmentKind.ENCODED]
+    encoded_bytes, spared_bytes = (sum(one[at] for one in encoded) for at in (1, 2))
+    raw_bytes = sum(payload for _, payload, _ in counts.values()) - encoded_bytes
+    stored = Stored(raw_bytes, encoded_bytes, encoded_bytes + spared_bytes)
+    assert store.segments.stored() == stored
+    return stored
 
 
 def family(series: Series) -> tuple[ChunkId, ChunkId]:
@@ -180,6 +218,37 @@ def flip(store: SmallStore, chunk: ChunkId, at: int = 40) -> None:
         byte = file.read(1)[0]
         file.seek(location.offset + at)
         file.write(bytes([byte ^ 1]))
+
+
+def scrub(store: SmallStore) -> ScrubRun:
+    """A scrub of the whole store, in which nothing refers to a chunk."""
+
+    async def uses(wanted: set[ChunkId]) -> dict[ChunkId, Met]:
+        return {}
+
+    histories = Histories(store.disk, store.index)
+    scrubber = Scrubber(store.disk, store.index, store.segments, store.ingest.reclaim, histories, uses)
+    return trio.run(scrubber.run_now)
+
+
+def rebuilt(series: Series) -> list[str]:
+    """Make the index anew from what lies in segments; the problems that were told."""
+    store = series.store
+    store.close()
+    try:
+        found = rebuild(store.disk, boot_id="boot", now_ns=5)
+    finally:
+        store._open()
+    return found.problems
+
+
+def removed(store: SmallStore, chunks: list[ChunkId]) -> set[ChunkId]:
+    """Those of `chunks` that a removal takes out."""
+    change = Change()
+    store.ingest.reclaim.stage_removal(change, chunks)
+    store.index.apply(change)
+    store.reclaim()
+    return {chunk for chunk in chunks if store.segments.locate(chunk) is None}
 
 
 @contextmanager

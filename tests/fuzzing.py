@@ -186,7 +186,8 @@ def decoders() -> dict[str, Decoder]:
     encoded = SegmentIndex(43, SegmentKind.ENCODED, 5, 100, (delta, cast, Row(chunk, 15, 3, 3)))
     unit = Unit(UnitId(b"u" * 16), b"run", 5, 2, bytes(32), 3, 1, 99, b"run", 1, 1)
     run = ScrubRun(1, 2, 3, 4, 5, (Finding("place", "what", chunk),))
-    msgpack = (encode_facts(SegmentFacts(SegmentKind.PACKED, 1, 2, 3, 4)), encode_unit(unit))
+    facts = SegmentFacts(SegmentKind.ENCODED, 1, 2, 3, 4, spared_bytes=5)
+    msgpack = (encode_facts(facts), encode_unit(unit))
     files = sample_files()
     refused = (InvalidRequest,)
     return {

@@ -347,20 +347,16 @@ class SmallDisk(Disk):
 @contextmanager
 def stores_on(make: Callable[[str], Disk]) -> Iterator[None]:
     """`open_store` makes its Disk by `make`, and LMDB's commits are noted."""
-    commit, second_try = Index._commit_transaction, Index._commit_second_try
+    commit = Index._commit_transaction
 
-    def noted(original: Callable[[Index], None]) -> Callable[[Index], None]:
-        def committing(self: Index) -> None:
-            original(self)
-            if isinstance(self._disk, RecordingDisk):
-                self._disk.note_commit()
-
-        return committing
+    def noted(self: Index) -> None:
+        commit(self)
+        if isinstance(self._disk, RecordingDisk):
+            self._disk.note_commit()
 
     with (
         mock.patch.object(layout, "Disk", make),
-        mock.patch.object(Index, "_commit_transaction", noted(commit)),
-        mock.patch.object(Index, "_commit_second_try", noted(second_try)),
+        mock.patch.object(Index, "_commit_transaction", noted),
     ):
         yield
 

@@ -27,6 +27,7 @@ from saved_store import SavedStore
 
 from ckptfs.daemon.metrics import Figures, UnitFigures, families
 from ckptfs.fusefs.request_times import RequestTimes
+from ckptfs.store.segment_counts import Stored
 
 RULES = Path(__file__).parents[2] / "examples" / "prometheus" / "alerts.yml"
 TEXT = RULES.read_text()
@@ -131,11 +132,18 @@ def known_metrics() -> set[str]:
     numbers = {
         name: 0
         for name in Figures.__dataclass_fields__
-        if name not in ("release", "write_path", "units", "times")
+        if name not in ("release", "write_path", "units", "times", "stored")
     }
     times = RequestTimes()
     times.note("read", 0.1, 5)
-    figures = Figures(release="1", write_path="plain", units=(unit,), times=times, **numbers)  # type: ignore[arg-type]
+    figures = Figures(
+        release="1",
+        write_path="plain",
+        units=(unit,),
+        times=times,
+        stored=Stored(),
+        **numbers,  # type: ignore[arg-type]
+    )
     return {sample.name for family in families(figures) for sample in family.samples}
 
 

@@ -55,6 +55,7 @@ STATUS: Json = {
         }
     ],
     "stored_bytes": 1536,
+    "stored": {"raw_bytes": 1024, "encoded_bytes": 512, "plain_bytes": 3072},
     "free_bytes": 5 << 30,
     "ingest_pending_bytes": 0,
     "scrub": {"age_s": None, "checked_bytes": None, "corrupt": None, "healed": None, "under_way_bytes": 5},
@@ -334,6 +335,7 @@ def test_status_tells_what_is_encoded_and_what_the_encoder_failed_of(
     daemon: Daemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said_of_it = said(capsys, 0, "status", str(daemon.mountpoint))
+    assert "1.5 KiB (1.0 KiB raw; 3.0 KiB in 512 B encoded)" in said_of_it
     assert "4.0 KiB in 2.0 KiB" in said_of_it and "1.0 KiB" in said_of_it and "left raw" in said_of_it
 
 

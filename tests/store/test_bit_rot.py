@@ -23,6 +23,7 @@ from ckptfs.store.journal import JOURNAL_PATH
 from ckptfs.store.layout import Format, mend_format, read_format
 from ckptfs.store.page_sums import PAGE_SUMS_PATH
 from ckptfs.store.scrub_state import ScrubRun
+from ckptfs.store.segment_counts import Stored
 from ckptfs.store.segment_format import (
     Location,
     decode_facts,
@@ -429,12 +430,15 @@ def counts_are_right(store: SavedStore) -> bool:
     for _, value in store.index.scan(Table.CHUNK):
         location = decode_location(value)
         counts.setdefault(location.segment, []).append(location.stored)
+        assert location.stored == location.length
     rows = {int.from_bytes(key, "big"): decode_facts(v) for key, v in store.index.scan(Table.SEGMENT)}
-    told = {n: (facts.chunks, facts.payload_bytes) for n, facts in rows.items() if facts.chunks}
-    return told == {n: (len(sizes), sum(sizes)) for n, sizes in counts.items()}
+    told = {n: (one.chunks, one.payload_bytes, one.spared_bytes) for n, one in rows.items() if one.chunks}
+    total_bytes = sum(sum(sizes) for sizes in counts.values())
+    is_summed_up = store.segments.stored() == Stored(total_bytes)
+    return is_summed_up and told == {n: (len(sizes), sum(sizes), 0) for n, sizes in counts.items()}
 
 
-@pytest.mark.parametrize("wrong", ["chunks", "payload_bytes", "gone"])
+@pytest.mark.parametrize("wrong", ["chunks", "payload_bytes", "spared_bytes", "gone"])
 def test_a_wrong_row_of_the_segment_table(original: Original, wrong: str) -> None:
     with original.copy() as root, opened(root) as store:
         _, location = payload_of(store)
@@ -467,7 +471,7 @@ def test_a_chunk_heals_from_its_copy_in_another_segment(original: Original) -> N
             writer.append([Fresh(chunk, 0, len(payload), payload)])
             built = writer.seal()
             change = Change()
-            change.put(Table.SEGMENT, segment_key(500), encode_facts(built.facts(0, 0)))
+            change.put(Table.SEGMENT, segment_key(500), encode_facts(built.facts()))
             store.index.apply(change)
         flip(path, 8 * offset)
         run, left = left_after_scrub(root)

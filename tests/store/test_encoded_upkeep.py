@@ -22,25 +22,22 @@ from encoded_series import (
     family,
     flip,
     located,
+    rebuilt,
     reencoder,
+    removed,
     saves,
+    scrub,
 )
-from small_store import SmallStore
 
 from ckptfs.store import reading_ahead
 from ckptfs.store.bad_chunks import PlaceHasher
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
-from ckptfs.store.histories import Histories
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Table
 from ckptfs.store.parent_table import Lineage
 from ckptfs.store.places import Suspect
 from ckptfs.store.reading_ahead import ReadingAhead
-from ckptfs.store.rebuild import rebuild
-from ckptfs.store.scrub import Scrubber
-from ckptfs.store.scrub_run import Met
-from ckptfs.store.scrub_state import ScrubRun
 from ckptfs.store.segment_format import Codec, Location, segment_paths
 from ckptfs.store.whole_segment import WholeSegments
 
@@ -51,15 +48,6 @@ SERIES = saves(4)
 def series(tmp_path: Path) -> Iterator[Series]:
     with encoded_series(tmp_path, SERIES) as one:
         yield one
-
-
-def scrub(store: SmallStore) -> ScrubRun:
-    async def uses(wanted: set[ChunkId]) -> dict[ChunkId, Met]:
-        return {}
-
-    histories = Histories(store.disk, store.index)
-    scrubber = Scrubber(store.disk, store.index, store.segments, store.ingest.reclaim, histories, uses)
-    return trio.run(scrubber.run_now)
 
 
 # ---- scrub -------------------------------------------------------------------------------------
@@ -146,16 +134,6 @@ def test_what_rotted_in_the_tables_is_put_right_by_the_edges(series: Series, tab
 # ---- rebuild -----------------------------------------------------------------------------------
 
 
-def rebuilt(series: Series) -> list[str]:
-    store = series.store
-    store.close()
-    try:
-        found = rebuild(store.disk, boot_id="boot", now_ns=5)
-    finally:
-        store._open()
-    return found.problems
-
-
 def test_a_rebuild_finds_what_is_encoded_and_against_what(series: Series) -> None:
     before = {table: series.store.index.scan(table) for table in (Table.CHUNK, Table.PARENT, Table.CHILD)}
     assert before[Table.PARENT] and rebuilt(series) == []
@@ -211,15 +189,6 @@ def test_a_rebuild_without_a_parent_takes_raw_bytes_that_are_still_there(series:
 
 
 # ---- collection --------------------------------------------------------------------------------
-
-
-def removed(store: SmallStore, chunks: list[ChunkId]) -> set[ChunkId]:
-    """Those of `chunks` that a removal takes out."""
-    change = Change()
-    store.ingest.reclaim.stage_removal(change, chunks)
-    store.index.apply(change)
-    store.reclaim()
-    return {chunk for chunk in chunks if store.segments.locate(chunk) is None}
 
 
 def test_a_parent_stays_as_long_as_a_child_does(series: Series) -> None:
