@@ -42,6 +42,7 @@ from ckptfs.daemon.removing import Remover
 from ckptfs.fusefs.facts import Facts, VersionFacts
 from ckptfs.fusefs.mutations import VERSIONS_NAME
 from ckptfs.store.errors import Conflict, InvalidRequest, Unavailable
+from ckptfs.store.far_trees import read_tree_there
 from ckptfs.store.histories import Unit
 from ckptfs.store.history import IMPORTED, VersionRecord
 from ckptfs.store.ids import UNIT_ID_BYTES, UnitId
@@ -148,10 +149,11 @@ class Importer:
     async def _news(self, outside: Outside, wanted: Wanted, scan: Callable[[], Found]) -> _News:
         check_unit_name(wanted.name)
         newest = self._newest(wanted.name)
-        base = {} if newest is None else {entry.name: entry for entry in self._read_tree(newest.top)}
         keeps = self._is_moving(outside, wanted.name)
 
         def looked() -> _News:
+            read_tree = self._read_tree_there
+            base = {} if newest is None else {entry.name: entry for entry in read_tree(newest.top)}
             top = scan()
             if not wanted.follows and (below := deeper_saves(top)) is not None:
                 one = os.path.join(wanted.source, os.fsdecode(below))
@@ -162,7 +164,7 @@ class Importer:
             if any(found.is_dir and (found.name,) in later - wanted.left for found in top.children):
                 raise Unavailable(f"something appeared in {wanted.source} after it was looked at")
             top = with_left(top, wanted.left | later, keeps=keeps)
-            steps = plan_import(top, base, self._read_tree_there, wanted.follows)
+            steps = plan_import(top, base, read_tree, wanted.follows)
             return _News(top, newest, base, steps)
 
         return await trio.to_thread.run_sync(looked)
@@ -171,12 +173,9 @@ class Importer:
         unit = self._parts.histories.unit_named(name)
         return None if unit is None else self._parts.histories.newest(unit.unit)
 
-    def _read_tree(self, entry: Entry) -> Sequence[Entry]:
-        return () if entry.tree is None else self._parts.segments.read_tree(entry.tree)
-
     def _read_tree_there(self, entry: Entry) -> Sequence[Entry]:
-        """As _read_tree, from a worker thread."""
-        return trio.from_thread.run_sync(self._read_tree, entry)
+        """A saved directory, for a worker thread."""
+        return () if entry.tree is None else read_tree_there(self._parts.segments, entry.tree)
 
     def _is_moving(self, outside: Outside, name: bytes) -> bool:
         """Whether this very directory is being moved into the unit, by an import that was killed."""
@@ -204,8 +203,13 @@ class _News:
         return [child for child in self.top.children if child.name in names]
 
     def files_of(self, step: Step, read_tree: ReadTree) -> list[Found]:
-        pairs = (files_to_take(one, self.base.get(one.name), read_tree) for one in self.new(step))
-        return [found for some in pairs for _, found in some]
+        return [found for _, found in _files_of(self.new(step), self.base, read_tree)]
+
+
+def _files_of(
+    new: Sequence[Found], base: Mapping[bytes, Entry], read_tree: ReadTree
+) -> list[tuple[Path, Found]]:
+    return [pair for one in new for pair in files_to_take(one, base.get(one.name), read_tree)]
 
 
 class _Run:
@@ -253,8 +257,8 @@ class _Run:
         self, top: Found, new: Sequence[Found], step: Step, base: Mapping[bytes, Entry]
     ) -> dict[bytes, Entry]:
         """Make one version; the entries of its top directory."""
-        parts, read_tree = self._parts, self._importer._read_tree
-        files = [pair for one in new for pair in files_to_take(one, base.get(one.name), read_tree)]
+        parts, read_tree = self._parts, self._importer._read_tree_there
+        files = await trio.to_thread.run_sync(_files_of, new, base, read_tree)
         with parts.segments.pins.hold() as held:
             taker = FileTaker(parts, self._outside, held, self._tell)
             try:
@@ -262,12 +266,7 @@ class _Run:
             finally:
                 self._imported.add(taker)
             maker = TreeMaker(read_tree, taken)
-            entries = dict(base)
-            for one in new:
-                entry = maker.entry(one, base.get(one.name))
-                if entry is not None:
-                    entries[one.name] = entry
-            saved_top = maker.top(top, entries)
+            saved_top, entries = await trio.to_thread.run_sync(maker.make, top, new, base)
             await parts.ingest.store_objects(maker.objects, held)
             await self._list(saved_top, step)
         if self._wanted.move:
@@ -337,7 +336,7 @@ class _Run:
         """Files first, as they were when they were saved, then the directories that they were in."""
         path = (*above, found.name)
         if found.is_dir:
-            entries = trio.from_thread.run_sync(self._importer._read_tree, saved) if saved is not None else ()
+            entries = () if saved is None else self._importer._read_tree_there(saved)
             before = {entry.name: entry for entry in entries}
             below = [
                 one

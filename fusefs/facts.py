@@ -3,8 +3,8 @@
 One rule: facts are computed from the stored trees, not from the live files, so they are facts of
 exactly what the version lists.
 
-Headers are parsed in a worker thread: one that is large or hostile takes seconds, and the mount answers
-meanwhile. The bytes come from the index thread, to which the worker turns for each read.
+Trees are decoded and headers parsed in a worker thread: one that is large or hostile takes seconds, and the
+mount answers meanwhile. The bytes come from the index thread, to which the worker turns for each read.
 
 Source: ARCHITECTURE §4 "Publish" and §6; the rules of completeness: store/formats/completeness.py.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import trio
 
 from ckptfs.store.far_reader import FarReader
+from ckptfs.store.far_trees import read_tree_there
 from ckptfs.store.formats import Reader
 from ckptfs.store.formats.completeness import assess
 from ckptfs.store.history import State
@@ -74,7 +75,7 @@ class SavedFile:
 
 class VersionFacts:
     """Computes facts, and remembers verdicts on files that did not change. Index thread; one
-    question at a time.
+    question after the other, whose worker alone touches what is remembered until it is answered.
 
     `last_save_bytes`: how much a save brings, holes left out: the most of what the last versions have
     that the one before them has not (one save may come in several). 0 before the first.
@@ -82,6 +83,7 @@ class VersionFacts:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
+        self._one_at_a_time = trio.Lock()
         self._saved_bytes: deque[int] = deque(maxlen=_LAST_SAVES)
         self._verdicts: MutableMapping[tuple[str, Hashable], object] = {}
         self._flat: Lru[TreeId, Files] = Lru(_REMEMBERED_FILES)
@@ -101,17 +103,22 @@ class VersionFacts:
         """The facts of a unit's tree, given that of the version before it; Corrupt if a tree cannot
         be read. `since_step`: see assess. `open_file` opens files of which not all chunks are stored, in the
         worker thread; errors as it raises."""
-        files = self._files(tree)
-        files_before = None if tree_before is None else self._files(tree_before)
-        self._note_save(files, {entry.recipe for _, entry in files_before or ()})
-        facts = await trio.to_thread.run_sync(self._judged, files, files_before, since_step, open_file)
-        if len(self._verdicts) > _REMEMBERED_FILES:
-            self._verdicts.clear()
+        async with self._one_at_a_time:
+            facts, added_bytes = await trio.to_thread.run_sync(
+                self._judged, tree, tree_before, since_step, open_file
+            )
+            if len(self._verdicts) > _REMEMBERED_FILES:
+                self._verdicts.clear()
+        if added_bytes:
+            self._saved_bytes.append(added_bytes)
         return facts
 
     def _judged(
-        self, files: Files, files_before: Files | None, since_step: int | None, open_file: OpenFile | None
-    ) -> Facts:
+        self, tree: TreeId, tree_before: TreeId | None, since_step: int | None, open_file: OpenFile | None
+    ) -> tuple[Facts, int]:
+        """The facts, and how many bytes the version before has not. In a worker thread."""
+        files = self._files(tree)
+        files_before = None if tree_before is None else self._files(tree_before)
         before = {path: entry.recipe for path, entry in files_before or ()}
         changed = (
             None
@@ -120,7 +127,7 @@ class VersionFacts:
         )
         found = assess(self._views(files, open_file), changed, self._verdicts, since_step=since_step)
         steps = sorted({c.step for c in found.checkpoints if c.step is not None and c.state == "complete"})
-        return Facts(
+        facts = Facts(
             root=version_root((path, entry.root) for path, entry in files if entry.root is not None),
             files=len(files),
             logical_bytes=min(sum(entry.size for _, entry in files), _MOST_BYTES),
@@ -129,11 +136,9 @@ class VersionFacts:
             steps=tuple(steps),
             missing=tuple(_printable(sentence) for sentence in found.missing),
         )
-
-    def _note_save(self, files: Files, known: set[RecipeId | None]) -> None:
+        known = set(before.values())
         added = {entry.recipe: entry.size - entry.holes for _, entry in files if entry.recipe not in known}
-        if saved := sum(added.values()):
-            self._saved_bytes.append(saved)
+        return facts, sum(added.values())
 
     def _views(self, files: Files, open_file: OpenFile | None) -> Mapping[str, SavedFile]:
         return {
@@ -151,7 +156,7 @@ class VersionFacts:
         return known
 
     def _walk(self, tree: TreeId) -> Iterator[tuple[bytes, Entry]]:
-        for entry in self._segments.read_tree(tree):
+        for entry in read_tree_there(self._segments, tree):
             if entry.is_file:
                 yield entry.name, entry
             elif entry.tree is not None:

@@ -183,11 +183,20 @@ class Segments:
 
     def read_tree(self, identity: TreeId) -> tuple[Entry, ...]:
         """A saved directory; Corrupt if its chunk is damaged or not a tree."""
+        found = self.tree_or_bytes(identity)
+        if isinstance(found, bytes):
+            found = decode_tree(found)
+            self.keep_tree(identity, found)
+        return found
+
+    def tree_or_bytes(self, identity: TreeId) -> tuple[Entry, ...] | bytes:
+        """A saved directory if it is known, else what it is decoded from; Corrupt if that is damaged."""
         entries = self._trees.get(identity)
-        if entries is None:
-            entries = decode_tree(self.read(identity))
-            self._trees.put(identity, entries, len(entries) + 1)
-        return entries
+        return self.read(identity) if entries is None else entries
+
+    def keep_tree(self, identity: TreeId, entries: tuple[Entry, ...]) -> None:
+        """Somebody decoded a saved directory, and this is in it."""
+        self._trees.put(identity, entries, len(entries) + 1)
 
     def read_file(self, recipe: Recipe, offset: int, length: int) -> bytes:
         """Bytes of a file; fewer than `length` only at its end. Holes are zeros.

@@ -18,9 +18,10 @@ import msgspec
 import pytest
 import trio
 from import_kills import KEY, make_checkpoint, make_run, run_seed, state_of
+from kernelmounts import poll
 from mounting import Mount
 
-from ckptfs.daemon import cli_import, import_plan, outside
+from ckptfs.daemon import cli_import, import_plan, import_trees, outside
 from ckptfs.daemon.following import Following, Ready
 from ckptfs.daemon.import_files import FileTaker
 from ckptfs.daemon.import_plan import plan_import
@@ -31,6 +32,7 @@ from ckptfs.daemon.messages import Import
 from ckptfs.daemon.open_store import OpenStore, opened_store
 from ckptfs.daemon.outside import Outside
 from ckptfs.daemon.removing import Remover
+from ckptfs.store import far_trees, segments
 from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NoSpace, NotFound, Unavailable
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.index import Change, Table
@@ -49,8 +51,11 @@ class Store:
         self._service = ImportService(parts, None)
 
     def imported(self, source: Path, unit: str = "run", **more: Any) -> dict[str, Any]:
+        return trio.run(lambda: self.import_it(source, unit, **more))
+
+    async def import_it(self, source: Path, unit: str = "run", **more: Any) -> dict[str, Any]:
         request = Import(path=f"/{unit}", source=str(source), **more)
-        answer = trio.run(self._service.answer, request, lambda progress: None)
+        answer = await self._service.answer(request, lambda progress: None)
         return cast("dict[str, Any]", answer)
 
     def versions(self, unit: str = "run") -> list[VersionRecord]:
@@ -259,6 +264,43 @@ def once_before(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, act: Cal
     monkeypatch.setattr(kind, name, called)
 
 
+def test_a_mount_answers_while_trees_are_made_and_judged(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each encoding and decoding of a directory waits until another task has had its turn."""
+    run, turns = tmp_path / "outside", [0]
+    make_run(run, 1, 1000)
+
+    def in_turn(work: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(*arguments: Any) -> Any:
+            before = turns[0]
+            assert poll(lambda: turns[0] > before, 60), "nobody else had a turn"
+            return work(*arguments)
+
+        return waiting
+
+    monkeypatch.setattr(import_trees, "encode_tree", in_turn(import_trees.encode_tree))
+    monkeypatch.setattr(far_trees, "decode_tree", in_turn(far_trees.decode_tree))
+    # What is made for a mount's own directories is another matter.
+    monkeypatch.setattr(segments, "decode_tree", None)
+
+    async def main() -> None:
+        async def others() -> None:
+            while True:
+                turns[0] += 1
+                await trio.sleep(0.001)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await store.import_it(run)
+            (run / "checkpoint-50" / "more").write_bytes(b"more")
+            await store.import_it(run)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert len(store.versions()) == 2 and turns[0]
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "file"])
 def test_what_took_a_name_meanwhile_is_not_removed(
     store: Store, run: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -339,7 +381,7 @@ def test_a_move_that_failed_leaves_nothing_that_a_writer_could_change(
     def failing() -> None:
         raise Unavailable("a test")
 
-    once_before(monkeypatch, TreeMaker, "top", failing)
+    once_before(monkeypatch, TreeMaker, "make", failing)
     with pytest.raises(Unavailable):
         store.imported(run, move=True)
     assert model.stat().st_nlink == 1
