@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 _STATUS_EVERY_S = 10.0
 _READY_S = 10.0
 _MICROSECONDS = 1_000_000
+_TIMEVAL = struct.Struct("@ll")
+_PATIENCE_S = 1
 
 
 class ServiceManager:
@@ -43,12 +46,14 @@ class ServiceManager:
         self._send("\n".join(f"{key}={value}" for key, value in fields.items()).encode(), [])
 
     def _send(self, message: bytes, fds: list[int]) -> str:
-        """Returns why it could not be told, "" if it was."""
+        """Returns why it could not be told, "" if it was. To give it `fds`, which happens once in our life, a
+        queue that is full is waited for."""
         if not self._address:
             return "there is none"
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-            channel.setblocking(False)
+            channel.setblocking(bool(fds))
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_PATIENCE_S, 0))
             try:
                 # socket.send_fds of Python 3.11 takes an address and does not use it.
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []

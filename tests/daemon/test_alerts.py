@@ -15,6 +15,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -307,6 +308,15 @@ def test_a_daemon_that_is_started_again(mount_factory: Callable[..., Mount], tmp
     fired(case_of("CkptfsRestarts", *stages, fires=[20], quiet=[3, 120]), tmp_path)
 
 
+def heard(manager: socket.socket) -> list[bytes]:
+    """All that it was told and has not heard yet."""
+    said = []
+    with suppress(BlockingIOError):
+        while True:
+            said.append(manager.recv(1 << 14, socket.MSG_DONTWAIT))
+    return said
+
+
 @needs_promtool
 def test_a_daemon_whose_session_nobody_keeps(
     mount_factory: Callable[..., Mount], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -317,6 +327,7 @@ def test_a_daemon_whose_session_nobody_keeps(
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         for room in ("0", "4"):
+            heard(manager)  # it has room for ten messages
             monkeypatch.setenv("FDSTORE", room)
             mount = mount_factory(config={"metrics": str(figures)}, store=tmp_path / "store")
             scrapes.append(scraped_when(mount, lambda found: kept in found))

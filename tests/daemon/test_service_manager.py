@@ -7,8 +7,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,25 @@ def test_a_mount_that_nobody_keeps_says_so(
 )
 def test_who_keeps_nothing_says_why(environment: dict[str, str], why: str) -> None:
     assert why in ServiceManager(environment).keep({"one": 0, "two": 0})
+
+
+def test_who_does_not_listen_for_a_moment_gets_the_descriptors_all_the_same(tmp_path: Path) -> None:
+    """A mount that is not kept for a full queue would be so until it ends."""
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener, open(os.devnull) as one:
+        listener.bind(address)
+        manager = ServiceManager({"NOTIFY_SOCKET": address, "FDSTORE": "4"})
+        told = 0
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full, suppress(BlockingIOError):
+            full.setblocking(False)
+            while True:
+                full.sendto(b"WATCHDOG=1", address)
+                told += 1
+        listens = threading.Timer(0.1, lambda: [listener.recv(99) for _ in range(told)])
+        listens.start()
+        assert manager.keep({"one": one.fileno()}) == ""
+        listens.join()
+        assert listener.recv(99) == b"FDSTORE=1\nFDNAME=one"
 
 
 def test_nobody_is_told_where_nobody_listens(mount_factory: Callable[..., Mount]) -> None:
