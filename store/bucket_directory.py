@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import trio
 
-from ckptfs.store.bucket import ObjectMeta, Payload, Unfinished, check_key
+from ckptfs.store.bucket import ObjectMeta, Payload, Unfinished, check_key, same_bytes
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, Conflict, Corrupt, NoSpace, NotFound, NotPermitted, Unavailable
 
@@ -25,6 +25,7 @@ T = TypeVar("T")
 _WORK = ".-new"
 _RANDOM_BYTES = 16
 _WORK_NAME = re.compile(r"[0-9a-f]{32}")
+_PIECE_BYTES = 1 << 20
 
 
 class DirectoryBucket:
@@ -108,6 +109,21 @@ class DirectoryBucket:
         if len(found) != length:
             raise Corrupt(f"{self._url}/{key} ends before byte {offset + length}")
         return found
+
+    async def holds(self, key: str, payload: Payload) -> bool:
+        """As Bucket.holds."""
+        return await self._do(key, lambda: self._compare(check_key(key), memoryview(payload)))
+
+    def _compare(self, key: str, expected: memoryview) -> bool:
+        fd = self._disk.open_read(key)
+        try:
+            if self._disk.fstat(fd).st_size != len(expected):
+                return False
+            starts = range(0, len(expected), _PIECE_BYTES)
+            pieces = ((start, expected[start : start + _PIECE_BYTES]) for start in starts)
+            return all(same_bytes(self._disk.pread(fd, len(piece), start), piece) for start, piece in pieces)
+        finally:
+            self._disk.close(fd)
 
     async def stat(self, key: str) -> ObjectMeta:
         """As Bucket.stat."""

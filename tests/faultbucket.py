@@ -61,6 +61,10 @@ class MemoryBucket:
             raise Corrupt(f"{key} ends before byte {offset + length}")
         return found
 
+    async def holds(self, key: str, payload: Payload) -> bool:
+        await self._called("holds")
+        return self._found(key).payload == payload
+
     async def stat(self, key: str) -> ObjectMeta:
         await self._called("stat")
         return self._meta(key)
@@ -162,6 +166,9 @@ class FaultBucket:
 
     async def read_range(self, key: str, offset: int, length: int) -> bytes:
         return await self._through(lambda: self._bucket.read_range(key, offset, length))
+
+    async def holds(self, key: str, payload: Payload) -> bool:
+        return await self._through(lambda: self._bucket.holds(key, payload))
 
     async def stat(self, key: str) -> ObjectMeta:
         return await self._through(lambda: self._bucket.stat(key))

@@ -164,11 +164,11 @@ class Remote:
             if await self._is_right(key, name):
                 return False
         else:
-            if self._bucket.checks_uploads or await self._is_right(key, name):
+            if self._bucket.checks_uploads or await self._holds(key, enclosed):
                 return True
         # Torn on the way, or rotten since: the one case in which an object is replaced.
         await self._bucket.overwrite(key, enclosed)
-        if not await self._is_right(key, name):
+        if not await self._holds(key, enclosed):
             raise Corrupt(f"{self.url}/{key} comes back with other bytes than were sent")
         return True
 
@@ -248,6 +248,12 @@ class Remote:
     async def _is_there(self, key: str, name: bytes, size: int) -> bool:
         found = await self.stat_or_none(key)
         return found is not None and found.size == self.stored_size(size) and await self._is_right(key, name)
+
+    async def _holds(self, key: str, enclosed: Payload) -> bool:
+        try:
+            return await self._bucket.holds(key, enclosed)
+        except NotFound:
+            return False
 
     async def _is_right(self, key: str, name: bytes) -> bool:
         try:

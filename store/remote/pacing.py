@@ -53,6 +53,10 @@ class PacedBucket:
         """As Bucket.read_range."""
         return await self._bucket.read_range(key, offset, length)
 
+    async def holds(self, key: str, payload: Payload) -> bool:
+        """As Bucket.holds."""
+        return await self._bucket.holds(key, payload)
+
     async def stat(self, key: str) -> ObjectMeta:
         """As Bucket.stat."""
         return await self._bucket.stat(key)

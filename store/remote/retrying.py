@@ -45,11 +45,11 @@ class RetryingBucket:
                 await self._bucket.create(key, payload)
             except Conflict:
                 try:
-                    found = await self._bucket.read(key)
+                    is_mine = await self._bucket.holds(key, payload)
                 except NotFound:
                     # S3 says so too while another create of the same key is under way.
                     raise Unavailable(f"{self.url}/{key} is being made by somebody else") from None
-                if found != payload:
+                if not is_mine:
                     raise
 
         await self._again(make)
@@ -65,6 +65,10 @@ class RetryingBucket:
     async def read_range(self, key: str, offset: int, length: int) -> Payload:
         """As Bucket.read_range."""
         return await self._again(lambda: self._bucket.read_range(key, offset, length))
+
+    async def holds(self, key: str, payload: Payload) -> bool:
+        """As Bucket.holds."""
+        return await self._again(lambda: self._bucket.holds(key, payload))
 
     async def stat(self, key: str) -> ObjectMeta:
         """As Bucket.stat."""

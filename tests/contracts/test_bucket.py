@@ -71,6 +71,22 @@ def test_a_range_behind_the_end_is_corrupt(bucket: Bucket) -> None:
     trio.run(main)
 
 
+def test_an_object_holds_its_own_bytes_and_no_others(bucket: Bucket) -> None:
+    async def main() -> None:
+        payload = os.urandom(3_000_000)
+        changed = bytearray(payload)
+        changed[-1] ^= 1
+        await bucket.create("one", payload)
+        for view in (payload, bytearray(payload), memoryview(b"x" + payload + b"x")[1:-1]):
+            assert await bucket.holds("one", view)
+        for other in (b"", payload[:-1], payload + b"\0", bytes(changed), payload[1:]):
+            assert not await bucket.holds("one", other)
+        await bucket.create("empty", b"")
+        assert await bucket.holds("empty", b"") and not await bucket.holds("empty", b"x")
+
+    trio.run(main)
+
+
 def test_create_takes_a_name_once(bucket: Bucket) -> None:
     async def main() -> None:
         await bucket.create("one", b"first")
