@@ -26,11 +26,15 @@ MOST_BYTES = (1 << 31) - 1
 
 def encode_pack(chunks: Sequence[tuple[ChunkId, Payload]], generation: int = 0) -> bytes:
     """A pack of these chunks; at least one, none twice. `generation` is the newest claim in the log."""
-    rows = [_ROW.pack(chunk, len(payload), len(payload), Codec.RAW, _RESERVED) for chunk, payload in chunks]
+    header = encode_pack_header([(chunk, len(payload)) for chunk, payload in chunks], generation)
+    return b"".join([header, *(payload for _, payload in chunks)])
+
+
+def encode_pack_header(chunks: Sequence[tuple[ChunkId, int]], generation: int = 0) -> bytes:
+    """What stands in a pack before the payloads of these chunks, of which the lengths are given."""
+    rows = [_ROW.pack(chunk, length, length, Codec.RAW, _RESERVED) for chunk, length in chunks]
     assert rows and len({chunk for chunk, _ in chunks}) == len(rows), "a pack has chunks, each once"
-    return b"".join(
-        [_HEADER.pack(_MAGIC, _VERSION, 0, len(rows), generation), *rows, *(payload for _, payload in chunks)]
-    )
+    return b"".join([_HEADER.pack(_MAGIC, _VERSION, 0, len(rows), generation), *rows])
 
 
 def pack_rows(encoded: Payload) -> list[tuple[ChunkId, int, int]]:

@@ -20,20 +20,18 @@ async def done_for_each(work: Callable[[T], Awaitable[R]], items: Sequence[T], m
     """What `work` gives for each item, in their order; at most `most` at a time."""
     found: dict[int, R] = {}
     failures: list[CkptfsError | OSError] = []
-    limiter = trio.CapacityLimiter(most)
+    numbers = iter(range(len(items)))
 
-    async def do(number: int, item: T) -> None:
-        async with limiter:
-            if failures:
-                return
+    async def work_off() -> None:
+        while not failures and (number := next(numbers, None)) is not None:
             try:
-                found[number] = await work(item)
+                found[number] = await work(items[number])
             except (CkptfsError, OSError) as e:
                 failures.append(e)
 
     async with trio.open_nursery() as nursery:
-        for number, item in enumerate(items):
-            nursery.start_soon(do, number, item)
+        for _ in range(min(most, len(items))):
+            nursery.start_soon(work_off)
     if failures:
         raise failures[0]
     return [found[number] for number in range(len(items))]

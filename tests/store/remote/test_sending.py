@@ -1,4 +1,5 @@
-"""sending: what is encoded is decoded in the worker that reads it, by the places it was given."""
+"""sending: what is encoded is decoded in the worker that reads it, by the places it was given; memory is used
+again, but not while somebody looks at it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ from encoded_series import PATH, Series, saves
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.layout import Format, encode_format
-from ckptfs.store.remote.reading import _read, locate
-from ckptfs.store.remote.sending import PACK_BYTES, _groups
+from ckptfs.store.places import Places
+from ckptfs.store.remote.filling import Buffers, fill_pack
+from ckptfs.store.remote.pack import encode_pack
+from ckptfs.store.remote.reading import _read, locate, read_chunks
+from ckptfs.store.remote.sending import PACK_BYTES, _parts
 
 
 def test_each_part_of_what_is_sent_can_be_decoded_by_itself(tmp_path: Path) -> None:
@@ -23,7 +27,7 @@ def test_each_part_of_what_is_sent_can_be_decoded_by_itself(tmp_path: Path) -> N
         series = Series(store, saves(3, values=PACK_BYTES // 7))
         series.encode_all()
         wanted = np.unique(np.array(series.chunks(0, PATH) + series.chunks(1, PATH), "S32"))
-        parts = [part for group in _groups(locate(store.segments, wanted)) for part in group]
+        parts = _parts(locate(store.segments, wanted))
         assert len(parts) > 1 and any(part.encoded_ones() for part in parts)
 
         async def read() -> list[list[bytes | None]]:
@@ -31,6 +35,32 @@ def test_each_part_of_what_is_sent_can_be_decoded_by_itself(tmp_path: Path) -> N
 
         payloads = [payload for part in trio.run(read) for payload in part]
         assert len(payloads) == len(wanted) and None not in payloads
+        trio.run(check_packs, store, parts)
     finally:
         store.close()
         shutil.rmtree(root)
+
+
+async def check_packs(store: SmallStore, parts: list[Places]) -> None:
+    """Packs that are made in memory used again are those that are made of their chunks."""
+    buffers, used = Buffers(), set[int]()
+    for part in parts:
+        pack = await fill_pack(buffers, store.disk, store.segments, part, 7)
+        used.add(id(pack.obj))
+        assert pack == encode_pack(await read_chunks(store.disk, store.segments, part), 7)
+        buffers.give_back(pack)
+    assert len(used) == 1
+
+
+def test_memory_is_not_used_again_while_somebody_has_a_view_of_it() -> None:
+    buffers = Buffers()
+    one = buffers.take(5)
+    memory, left_behind = one.obj, one[1:3]
+    buffers.give_back(one)
+    other = buffers.take(5)
+    assert other.obj is not memory
+    other_memory = other.obj
+    buffers.give_back(other)
+    left_behind.release()
+    again = buffers.take(1 << 20)
+    assert again.obj is other_memory and len(again) == 1 << 20
