@@ -5,7 +5,8 @@
 The one rule: both ways take the same number of requests at a time and the same bytes, in turns, in one
 process; what is compared is the median of the ratios. Stores, server and files lie in memory (/dev/shm), so
 that the disk of the machine is not measured; the server shares its cores. A download is measured twice: into
-memory, and into files, as a pull has to. It keeps all of it: memory for twice --mib times --rounds is needed.
+memory, and into files, as a pull has to. A remote is made, and the storage probed, before a push is timed:
+that is done once in its life. The server keeps everything: memory for twice --mib times --rounds is needed.
 
 With --lag-s N: a job saves --mib every N seconds, six times, and each save is copied at once; how long after
 its version it is safe is printed.
@@ -131,6 +132,8 @@ class Bench:
 
         indexes = range(len(parts))
         found = {"upload_s": await timed(lambda: done_for_each(upload, indexes, PARALLEL))}
+        made = Remote(self.bucket(f"remote-{number}"))
+        found["make_remote_s"] = await timed(lambda: made.open(create=True))
         pushing = CountingBucket(self.bucket(f"remote-{number}"))
         pusher = self.pusher(pushing, f"r{number}")  # type: ignore[arg-type]
         found["push_s"] = await timed(lambda: pusher.push(unit))
@@ -184,6 +187,7 @@ async def run(server: S3Server, folder: Path, mib: int, rounds: int, lag_s: floa
         "mib": mib,
         "rounds": rounds,
         "upload_mib_s": median(lambda one: mib / one["upload_s"]),
+        "make_remote_s": median(lambda one: one["make_remote_s"]),
         "push_mib_s": median(lambda one: mib / one["push_s"]),
         "push_ratio": median(lambda one: one["upload_s"] / one["push_s"]),
         "download_mib_s": median(lambda one: mib / one["download_s"]),
