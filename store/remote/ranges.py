@@ -22,12 +22,13 @@ from ckptfs.store.remote.pack import check_chunk
 from ckptfs.store.remote.several import done_for_each
 from ckptfs.store.remote.shard import ROW, PackFacts, Rows
 
-RANGE_BYTES = 8 << 20
+# All payloads of a usual pack: with half of that a pull took twice the requests, and 6 % more CPU time.
+RANGE_BYTES = 16 << 20
 _GAP_BYTES = 64 << 10
 _NONE: Rows = np.zeros(0, ROW)
 _PARALLEL = 4
 # So many ranges are read and not taken yet, at the most.
-AHEAD = 8
+AHEAD = 5
 Got = tuple[ChunkId, bytes | memoryview]
 Whole = tuple[ChunkId, bytes]
 Take = Callable[[list[Got]], Awaitable[None]]
