@@ -28,7 +28,7 @@ _GAP_BYTES = 64 << 10
 _NONE: Rows = np.zeros(0, ROW)
 _PARALLEL = 4
 # So many ranges are read and not taken yet, at the most.
-AHEAD = 5
+AHEAD = 4
 Got = tuple[ChunkId, bytes | memoryview]
 Whole = tuple[ChunkId, bytes]
 Take = Callable[[list[Got]], Awaitable[None]]
