@@ -107,7 +107,8 @@ def _make_file(disk: Disk) -> None:
 class Index:
     """LMDB and its journal. Every method belongs to the thread that opened it.
 
-    `removals`: see RemovalGate. `problems` is what was found damaged at opening, and mended.
+    `removals`: see RemovalGate. `problems` is what was found damaged at opening, and mended. As long as
+    `changes` is the same, so is every value.
     """
 
     def __init__(self, disk: Disk, *, read_only: bool = False, boot_id: str = "") -> None:
@@ -137,9 +138,8 @@ class Index:
         self._actions: list[Callable[[], None]] = []
         self._watchers: list[Callable[[list[Op]], None]] = []
         self.removals = RemovalGate()
-        self._pending = 0
+        self._pending = self._allocated_bytes = self.changes = 0
         self._disk = disk
-        self._allocated_bytes = 0
         if not read_only:
             try:
                 self._open_journal(boot_id)
@@ -222,6 +222,7 @@ class Index:
             for watcher in self._watchers:
                 watcher(change.operations)
             self._put_or_recover(change.operations)
+            self.changes += 1
         self._actions += change.actions
         if sync:
             self._journal.sync()

@@ -239,8 +239,8 @@ def _hash_or_decode(
     hasher: PlaceHasher | None,
 ) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
     """The chunks that are wrong, and the plain bytes of the encoded ones that are right. Any thread."""
-    raw = places_of(one for one in suspects if one[1].codec == Codec.RAW)
-    bad = {one.chunk for one in find_bad_places(disk, raw, hasher)}
+    raw = [one for one in suspects if one[1].codec == Codec.RAW]
+    bad = {one.chunk for one in find_bad_places(disk, places_of(raw), hasher)} if raw else set()
     decoded: dict[ChunkId, bytes] = {}
     files = SegmentFiles(disk)
     chunks = ChunkFiles(files, parents.get)

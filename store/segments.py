@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ckptfs.store.chunk_files import ChunkFiles
+from ckptfs.store.chunk_places import ChunkPlaces
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place, Unsupported
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
@@ -27,11 +28,11 @@ from ckptfs.store.recipe import Recipe, decode_recipe
 from ckptfs.store.segment_counts import Stored, StoredSums
 from ckptfs.store.segment_files import Bad, SegmentFiles, bad_of
 from ckptfs.store.segment_format import (
+    PARENTS_OF,
     Codec,
     Location,
     SegmentFacts,
     decode_facts,
-    decode_location,
     segment_key,
     segment_number,
 )
@@ -43,6 +44,8 @@ _TREE_ENTRIES = 1 << 15
 _CORRUPTIONS = 1000
 _REQUEST_BYTES = 1 << 20
 _DECODED_BYTES = 64 << 20
+_ALONE = frozenset(codec for codec, (_, most) in PARENTS_OF.items() if not most)
+"""The codecs of chunks that are encoded against nothing."""
 
 
 class Marked(set[int]):
@@ -76,6 +79,7 @@ class Segments:
 
     def __init__(self, disk: Disk, index: Index) -> None:
         self._index = index
+        self._places = ChunkPlaces(index)
         self._files = SegmentFiles(disk)
         self._decoded: Lru[ChunkId, bytes] = Lru(_DECODED_BYTES)
         self._chunks = ChunkFiles(self._files, self.locate, self._decoded.get)
@@ -95,8 +99,7 @@ class Segments:
 
     def locate(self, chunk: ChunkId) -> Location | None:
         """Where a chunk lies, or None if it is not stored."""
-        encoded = self._index.get(Table.CHUNK, chunk)
-        return None if encoded is None else decode_location(encoded)
+        return self._places.get(chunk)
 
     def locate_many(self, chunks: Iterable[ChunkId]) -> Places:
         """Where chunks lie, in the order of their ids; those that are not stored are left out."""
@@ -133,7 +136,7 @@ class Segments:
 
     def _direct_parents(self, chunk: ChunkId, location: Location) -> tuple[ChunkId, ...]:
         try:
-            lineage = None if location.codec == Codec.RAW else self.parents.lineage(chunk)
+            lineage = self.parents.lineage(chunk) if location.codec not in _ALONE else None
         except Corrupt:
             lineage = None
         return () if lineage is None else lineage.parents
@@ -319,10 +322,10 @@ class Segments:
         self._files.close()
 
     def _located(self, chunk: ChunkId) -> Location:
-        encoded = self._index.get(Table.CHUNK, chunk)
-        if encoded is None:
+        location = self._places.get(chunk)
+        if location is None:
             raise Corrupt(f"chunk {cid_text(chunk)} is not in the index", expected=chunk)
-        return decode_location(encoded)
+        return location
 
     def _part(self, part: Part) -> bytes:
         if isinstance(part, Decoded):
