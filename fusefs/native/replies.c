@@ -103,6 +103,9 @@ static int is_armed_for(const struct fuse_file_info *fi)
     return next_reply.armed && fi->fh == next_reply.fh;
 }
 
+/* While so much is copied, threads that decode go on: 1 MiB takes 0.3 ms. What is shown belongs to this one. */
+#define LARGE_REPLY (64 * 1024)
+
 #define SECOND_NODE (1ULL << 61)
 #define FIRST_VIRTUAL (1ULL << 62)
 
@@ -159,14 +162,25 @@ typedef int (*reply_entry_call)(fuse_req_t, const struct fuse_entry_param *);
 typedef int (*reply_attr_call)(fuse_req_t, const struct stat *, double);
 typedef size_t (*add_direntry_call)(fuse_req_t, char *, size_t, const char *, const struct fuse_entry_param *, off_t);
 
-int fuse_reply_buf(fuse_req_t req, const char *buf, size_t size)
+static int reply_looked_up(reply_buf_call real, fuse_req_t req, const char *buf, size_t size)
 {
-    REAL(reply_buf_call, "fuse_reply_buf");
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)buf & ~(page - 1);
     /* A kernel before 5.14 does not know it, and a page that the disk does not give is for the copy to tell. */
     if (size)
         madvise((void *)begin, (uintptr_t)buf + size - begin, MADV_POPULATE_READ);
     return real(req, buf, size);
+}
+
+int fuse_reply_buf(fuse_req_t req, const char *buf, size_t size)
+{
+    REAL(reply_buf_call, "fuse_reply_buf");
+    if (size < LARGE_REPLY || !PyGILState_Check())
+        return reply_looked_up(real, req, buf, size);
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = reply_looked_up(real, req, buf, size);
+    Py_END_ALLOW_THREADS
+    return result;
 }
 
 int fuse_reply_open(fuse_req_t req, const struct fuse_file_info *fi)
