@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.codecs.decoding import decode
-from ckptfs.store.codecs.encoded_chunk import decode_header
+from ckptfs.store.codecs.decoding import decode, decode_chain
+from ckptfs.store.codecs.encoded_chunk import Header, decode_header
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import Buffer, chunk_id
@@ -41,7 +41,7 @@ def decode_chunk(chunk: ChunkId, fetch: Fetch, coder: Coder) -> bytes:
     """The plain bytes of `chunk`, verified against its id; Corrupt if they are not to be had.
 
     Raises Unsupported if a later release encoded one of the chunks, and what `fetch` raises. Memory: the
-    plain bytes of the chunks on one way down the chain.
+    stored and the plain bytes of the chunks on one way down the chain.
     """
     walk = _Walk(fetch, coder)
     plain = bytes(walk.plain(chunk, MAX_DEPTH + 1))
@@ -64,6 +64,27 @@ class _Walk:
 
     def plain(self, chunk: ChunkId, below: int) -> Buffer:
         """The bytes of a chunk whose depth is less than `below`."""
+        chain: list[tuple[Buffer, Header]] = []
+        parent: Buffer | None = None
+        while parent is None:
+            stored, header = self._taken(chunk, below)
+            if header is None:
+                parent = stored
+            elif header.codec not in (Codec.PLANES, Codec.DELTA):
+                parents = [self.plain(one, header.depth) for one in header.parents]
+                parent = decode(stored, header, parents, self._coder)
+            else:
+                chain.append((stored, header))
+                if not header.parents:
+                    break
+                (chunk,), below = header.parents, header.depth
+        if chain:
+            return decode_chain(chain[::-1], parent, self._coder)
+        assert parent is not None, "a chunk or an error"
+        return parent
+
+    def _taken(self, chunk: ChunkId, below: int) -> tuple[Buffer, Header | None]:
+        """What is stored for a chunk, and its header; None: these are its plain bytes."""
         self.taken += 1
         if self.taken > MAX_CHUNKS:
             raise Corrupt(f"the chain of chunk {cid_text(chunk)} has more than {MAX_CHUNKS} chunks")
@@ -73,7 +94,7 @@ class _Walk:
                 raise Corrupt(
                     f"raw chunk {cid_text(chunk)} has {len(found.stored)} bytes, not {found.length}"
                 )
-            return found.stored
+            return found.stored, None
         header = decode_header(found.stored)
         if header.codec != found.codec or header.length != found.length:
             raise Corrupt(
@@ -82,5 +103,4 @@ class _Walk:
             )
         if header.depth >= below:
             raise Corrupt(f"chunk {cid_text(chunk)} has depth {header.depth}, and its child's is {below}")
-        parents = [self.plain(parent, header.depth) for parent in header.parents]
-        return decode(found.stored, header, parents, self._coder)
+        return found.stored, header

@@ -45,6 +45,33 @@ def decode(encoded: Buffer, header: Header, parents: Sequence[Buffer], coder: Co
             raise AssertionError("a header is of a known codec, and not raw")
 
 
+def decode_chain(chain: Sequence[tuple[Buffer, Header]], parent: Buffer | None, coder: Coder) -> Buffer:
+    """The plain bytes of the last of a chain of chunks that consist of planes (at least one), or Corrupt.
+
+    Each is encoded against the one before it, the first against `parent` if there is one. This returns what
+    `decode` makes of them one by one, sooner.
+    """
+    found = _unpacked(chain, parent, coder)
+    for encoded, header in chain if found is None else ():
+        parent = decode(encoded, header, [] if parent is None else [parent], coder)
+    plain = parent if found is None else found
+    assert plain is not None, "a chain has a chunk"
+    return plain
+
+
+def _unpacked(chain: Sequence[tuple[Buffer, Header]], parent: Buffer | None, coder: Coder) -> bytes | None:
+    length = chain[0][1].length
+    if coder.unpacker is None or (parent is not None and len(parent) != length):
+        return None
+    chunks: list[tuple[Buffer, int, int]] = []
+    for encoded, header in chain:
+        assert header.element is not None, "a header of planes has an element"
+        if header.length != length:
+            return None
+        chunks.append((body_of(encoded, header), WIDTH[header.element], PARAMETERS[header.element]))
+    return coder.unpacker.unpack(chunks, parent, length)
+
+
 def _joined(body: memoryview, header: Header, parent: Buffer | None, coder: Coder) -> bytes:
     element = header.element
     assert element is not None, "a header of planes has an element"

@@ -12,7 +12,7 @@ from typing import Final
 
 import zstandard
 
-from ckptfs.store.codecs.kernels import huffman_frame
+from ckptfs.store.codecs.kernels import huffman_frame, new_unpacker
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import Buffer
 
@@ -39,12 +39,13 @@ _HUFFMAN: Final = zstandard.ZstdCompressionParameters(
 class Coder:
     """Makes and reads frames, without the GIL. Owned by one thread at a time, as zstd's contexts are."""
 
-    __slots__ = ("_huffman", "_reader", "_searching")
+    __slots__ = ("_huffman", "_reader", "_searching", "unpacker")
 
     def __init__(self) -> None:
         self._huffman = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
         self._searching = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
         self._reader = zstandard.ZstdDecompressor()
+        self.unpacker = new_unpacker()
 
     def huffman(self, plain: Buffer) -> bytes:
         """A frame of bytes that do not repeat but are not equally frequent."""

@@ -33,6 +33,25 @@ class Kernels(Protocol):
     def repeats(self, source: Buffer, /) -> int: ...
 
 
+class Unpacker(Protocol):
+    """Memory in which one thread at a time unpacks chunks."""
+
+    def unpack(
+        self, chunks: Sequence[tuple[Buffer, int, int]], parent: Buffer | None, length: int, /
+    ) -> bytes | None:
+        """The `length` (at least 1) plain bytes of the last of a chain of chunks.
+
+        Each is its body, the width of its elements and their parameters, and is the difference to the one
+        before it; the first is that to `parent`, or stands alone. None: whoever takes it apart piece by piece
+        is told what is wrong, or can read it. ValueError if the parent has not `length` bytes.
+        """
+
+
+def new_unpacker() -> Unpacker | None:
+    """None where there is no native code, or no libzstd."""
+    return None if _planes is None or _planes.Unpacker is None else _planes.Unpacker()
+
+
 def huffman_frame(source: Buffer) -> bytes:
     """A zstd frame of Huffman codes alone; empty if zstd does better, or there is no native code.
 

@@ -11,8 +11,9 @@
 
 #include "huffman.h"
 #include "loops.h"
+#include "unpacker.h"
 
-static int power_of_width(Py_ssize_t width)
+int power_of_width(Py_ssize_t width)
 {
     for (int power = 0; power < 4; power++)
         if (width == 1 << power)
@@ -246,5 +247,8 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__planes(void)
 {
     choose_loops();
-    return PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module);
+    if (made && add_unpacker(made) < 0)
+        Py_CLEAR(made);
+    return made;
 }
