@@ -46,7 +46,8 @@ static int has_room(struct room *room, size_t size)
 }
 
 /* `planes` has room for all planes. */
-static int unpack_one(void *frames, const struct packed *chunk, const uint8_t *parent, uint8_t *planes, uint8_t *target, size_t length)
+static int unpack_one(
+    void *frames, const struct packed *chunk, const uint8_t *parent, uint8_t *planes, uint8_t *target, size_t length)
 {
     const uint8_t *starts[MAX_WIDTH];
     uint32_t stored[MAX_WIDTH];
@@ -74,7 +75,8 @@ static int unpack_one(void *frames, const struct packed *chunk, const uint8_t *p
     return 1;
 }
 
-int unpack(struct room *room, const struct packed *chunks, size_t count, const uint8_t *parent, uint8_t *target, size_t length)
+int unpack(
+    struct room *room, const struct packed *chunks, size_t count, const uint8_t *parent, uint8_t *target, size_t length)
 {
     /* Planes, and two plain chunks: the one that is made and the one it is made from. */
     int is_done = length <= SIZE_MAX / 3 && has_room(room, 3 * length);

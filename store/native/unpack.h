@@ -28,6 +28,8 @@ void close_room(struct room *room);
  * the first stands alone, or is the difference to `parent`, which is not NULL then. All are `length` bytes long.
  * 0 if they are not such chunks, or there is no memory; `target` then holds anything.
  */
-int unpack(struct room *room, const struct packed *chunks, size_t count, const uint8_t *parent, uint8_t *target, size_t length);
+int unpack(
+    struct room *room, const struct packed *chunks, size_t count, const uint8_t *parent, uint8_t *target,
+    size_t length);
 
 #endif
