@@ -268,7 +268,8 @@ class _Run:
             maker = TreeMaker(read_tree, taken)
             saved_top, entries = await trio.to_thread.run_sync(maker.make, top, new, base)
             await parts.ingest.store_objects(maker.objects, held)
-            await self._list(saved_top, step)
+            with parts.index.removals.hold():  # of the version before, too: its trees are read
+                await self._list(saved_top, step)
         if self._wanted.move:
             await self._remove(new, entries, taken)
         return entries

@@ -208,10 +208,11 @@ class Recorder:
     async def append_again(self, record: VersionRecord, request: Request) -> VersionRecord:
         """List once more what the newest version shows, for what `request` knows of it."""
         assert record.top.tree is not None
-        facts = await self.judge(record.unit, record.top.tree)
-        unit = self._histories.unit(record.unit)
-        assert unit is not None, "a unit with a version does not go"
-        return self.append_always(unit, record.top, facts, request, Change())
+        with self._namespace.index.removals.hold():
+            facts = await self.judge(record.unit, record.top.tree)
+            unit = self._histories.unit(record.unit)
+            assert unit is not None, "a unit with a version does not go"
+            return self.append_always(unit, record.top, facts, request, Change())
 
     def unit_moved(self, ino: int) -> None:
         """A directory was renamed: its unit's history goes along."""

@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import kernelmounts
+import left_open
 from mounting import Config, Mount, memory_folder
 from seaweed import S3Server, s3_server
 
@@ -31,6 +32,9 @@ TEMPORARY = pytest.StashKey[Path]()
 LEFT = pytest.StashKey[list[str]]()
 _LEFT = "left mounts"
 MountFactory = Callable[..., Mount]
+
+
+left_open.watch()
 
 
 def pytest_report_header() -> str:
@@ -49,6 +53,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if measured:
         terminalreporter.section("measured figures")
         terminalreporter.write("\n".join([*sorted(measured), ""]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What a test alone has opened is closed behind it; what a fixture has, by that."""
+    before = left_open.opened()
+    try:
+        yield
+    finally:
+        left_open.close(left_open.opened() - before)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.codecs.decoding import decode, decode_chain
+from ckptfs.store.codecs.decoding import decode, unpack_chain
 from ckptfs.store.codecs.encoded_chunk import Header, decode_header
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.errors import Corrupt
@@ -79,7 +79,7 @@ class _Walk:
                     break
                 (chunk,), below = header.parents, header.depth
         if chain:
-            return decode_chain(chain[::-1], parent, self._coder)
+            return unpack_chain(chain[::-1], parent, self._coder)
         assert parent is not None, "a chunk or an error"
         return parent
 

@@ -45,7 +45,7 @@ def decode(encoded: Buffer, header: Header, parents: Sequence[Buffer], coder: Co
             raise AssertionError("a header is of a known codec, and not raw")
 
 
-def decode_chain(chain: Sequence[tuple[Buffer, Header]], parent: Buffer | None, coder: Coder) -> Buffer:
+def unpack_chain(chain: Sequence[tuple[Buffer, Header]], parent: Buffer | None, coder: Coder) -> Buffer:
     """The plain bytes of the last of a chain of chunks that consist of planes (at least one), or Corrupt.
 
     Each is encoded against the one before it, the first against `parent` if there is one. This returns what

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.store.codecs import Coder, Header, Parent, encode
-from ckptfs.store.codecs.decoding import decode, decode_chain
+from ckptfs.store.codecs.decoding import decode, unpack_chain
 from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element
 from ckptfs.store.codecs.encoded_chunk import body_of, decode_header
 from ckptfs.store.codecs.kernels import new_unpacker
@@ -124,7 +124,7 @@ def test_a_chain_is_what_its_chunks_are_one_by_one(drawn: tuple[int, str, int, i
     if chain:
         assert one_by_one(chain, parent) == plain
         assert unpacked(packed(chain), parent, len(plain)) == plain
-        assert decode_chain(chain, parent, CODER) == plain
+        assert unpack_chain(chain, parent, CODER) == plain
 
 
 def damaged(rng: Random, body: bytes) -> bytes:

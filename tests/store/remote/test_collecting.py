@@ -143,6 +143,7 @@ def test_what_dead_writers_left_half_made_goes_by_the_storages_clock(tmp_path: P
         assert (await place.collect()).unfinished == Unfinished(1, 3)
         assert [one.payload for one in bucket.half_made] == [b"young"]
         assert (await place.collect()).unfinished == Unfinished()
+        place.store.close()
 
     trio.run(main)
 
