@@ -24,11 +24,13 @@ from mounting import Config, Mount, memory_folder
 from seaweed import S3Server, s3_server
 
 import ckptfs.fusefs  # noqa: F401  # before any test imports pyfuse3, or there are no extended replies
+from ckptfs.store.index import Index
 
 SEED = int(os.environ.get("CKPTFS_SEED") or random.SystemRandom().randrange(2**32))
 os.environ["CKPTFS_SEED"] = str(SEED)  # for the processes that share the tests among them
 MOUNTS = pytest.StashKey[list[Mount]]()
 TEMPORARY = pytest.StashKey[Path]()
+BEFORE = pytest.StashKey[set[Index]]()
 LEFT = pytest.StashKey[list[str]]()
 _LEFT = "left mounts"
 MountFactory = Callable[..., Mount]
@@ -57,12 +59,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """What a test alone has opened is closed behind it; what a fixture has, by that."""
-    before = left_open.opened()
+    item.stash[BEFORE] = left_open.opened()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """What a test has opened, and neither it nor a fixture of it has closed, is closed behind them."""
     try:
-        yield
+        return (yield)
     finally:
-        left_open.close(left_open.opened() - before)
+        left_open.close(left_open.opened() - item.stash.get(BEFORE, left_open.opened()))
 
 
 @pytest.hookimpl(wrapper=True)
