@@ -184,8 +184,10 @@ class Publisher:
         tree = builder.build()
         top_entry = builder.top_entry(tree)
         await self._ingest.store_objects(builder.built.objects, held)
-        facts = await self._recorder.judge(self._recorder.known_unit(top), tree)
-        if not self._is_linked(top):
+        facts = None
+        if self._is_linked(top):  # at each wait it may be removed
+            facts = await self._recorder.judge(self._recorder.known_unit(top), tree)
+        if facts is None or not self._is_linked(top):
             builder.built.trees.clear()
             return None
         change = Change()
