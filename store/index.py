@@ -221,8 +221,10 @@ class Index:
             self._pending += len(change.operations)
             for watcher in self._watchers:
                 watcher(change.operations)
-            self._put_or_recover(change.operations)
-            self.changes += 1
+            try:
+                self._put_or_recover(change.operations)
+            finally:
+                self.changes += 1  # also where it failed half way: nobody may remember what was before
         self._actions += change.actions
         if sync:
             self._journal.sync()
