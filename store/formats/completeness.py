@@ -6,7 +6,8 @@ framework (hf_saves, sharded_saves, trackers) on names, lengths and headers; pay
 
 A save that is partial holds a version back if it changed since the version before, or if it has
 the newest step, for that is the one a job resumes from. An older one that nobody touches is
-listed for ever, but one killed save must not stop `latest-complete` for ever.
+listed for ever, but one killed save must not stop `latest-complete` for ever. A version in which no save is
+whole is never complete: whatever changed, there is nothing in it to resume from.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ def assess(
         and (touched is None or one.path in touched or (one.step is not None and one.step == newest))
         for one in checkpoints
     )
-    whole = _newest(one for one in checkpoints if one.state == "complete")
+    complete = [one for one in checkpoints if one.state == "complete"]
+    whole = _newest(complete)
     missing = dict.fromkeys([*complaints, *(name for one in checkpoints for name in one.missing)])
     return Assessment(
-        "partial" if held or complaints else "complete",
+        "partial" if held or complaints or not complete else "complete",
         newest if whole is None else whole,
         tuple(missing),
         tuple(checkpoints),

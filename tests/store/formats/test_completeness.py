@@ -422,6 +422,14 @@ def test_a_dead_partial_save_does_not_hold_back_later_versions() -> None:
     )
 
 
+def test_where_no_save_is_whole_no_version_is() -> None:
+    """Beside a broken file without a step something else is written: still nothing to resume from."""
+    tree = {"model.bin": b"no tensors", "notes.txt": b"new"}
+    assert judge(tree, changed=frozenset({"notes.txt"})).state == "partial"
+    whole = model_directory("final/")
+    assert judge({**tree, **whole}, changed=frozenset(whole)).state == "complete"
+
+
 def test_unchanged_files_are_not_opened_again() -> None:
     opened: list[str] = []
     tree = {**trainer_directory(100), **deepspeed(5), **model_directory("final/")}
