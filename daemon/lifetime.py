@@ -15,6 +15,7 @@ import trio
 
 from ckptfs.daemon.held_signals import HAND_OVER, SIGNALS, receiver
 from ckptfs.daemon.mountpoints import detach
+from ckptfs.daemon.mounts import mount_at, mount_table, who_else_has
 from ckptfs.store.errors import CkptfsError, Conflict
 
 log = logging.getLogger(__name__)
@@ -111,16 +112,28 @@ class Stop:
             self._session.stop()
 
     async def _unmount(self) -> None:
-        """Unmount, waiting a little for those who are in it; the session then ends by itself."""
+        """Unmount, waiting a little for those who are in it; the session then ends by itself, and this with
+        it, unless somebody has the mount in a namespace of his own, where we cannot unmount it."""
+        entry = mount_at(self._path, mount_table())
         for _ in range(int(BUSY_S / RETRY_S)):
             try:
                 await trio.to_thread.run_sync(lambda: detach(self._path, lazy=False), abandon_on_cancel=True)
-                return
+                break
             except Conflict:
                 await trio.sleep(RETRY_S)
             except (CkptfsError, OSError) as e:
                 log.info("cannot unmount: %s", e)
-                break
+                self._session.stop()
+                return
         else:
             log.warning("%s is still busy; whoever is in it loses it", self._path)
+            self._session.stop()
+            return
+        await trio.sleep(BUSY_S)
+        who = None if entry is None else await trio.to_thread.run_sync(who_else_has, entry)
+        log.warning(
+            "%s is unmounted here, but %s has it in a mount namespace of its own, and loses it now",
+            self._path,
+            who or "somebody else",
+        )
         self._session.stop()

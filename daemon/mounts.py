@@ -139,6 +139,35 @@ def is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
+def who_else_has(entry: MountEntry) -> str | None:
+    """A process in another mount namespace in which the same file system is mounted, by name and number; None
+    if there is none that we may see. A container that was started with its mounts private is such a place."""
+    ours = _namespace_of("self")
+    looked_at = {ours, None}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        namespace = _namespace_of(pid)
+        if namespace in looked_at:
+            continue
+        looked_at.add(namespace)
+        try:
+            with open(f"/proc/{pid}/mountinfo", "rb") as file:
+                table = parse_mountinfo(file.read())
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                name = os.fsdecode(file.read()).strip()
+        except OSError:
+            continue  # gone, or not for us to see
+        if any((one.minor, one.file_system) == (entry.minor, entry.file_system) for one in table):
+            return f"{name} (process {pid})"
+    return None
+
+
+def _namespace_of(pid: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return None
+
+
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 

@@ -10,17 +10,19 @@ import select
 
 from ckptfs.daemon.control_client import ControlClient
 from ckptfs.daemon.mountpoints import detach
-from ckptfs.daemon.mounts import MountEntry, follow, mount_at, mount_table
+from ckptfs.daemon.mounts import MountEntry, follow, mount_at, mount_table, who_else_has
 from ckptfs.daemon.places import socket_path
 from ckptfs.store.errors import CkptfsError, NotFound, Unavailable
 
 END_S = 300.0
+_ENDS_BY_ITSELF_S = 5.0
 
 
 def unmount(mountpoint: str) -> str:
     """Unmount and wait for the daemon's end; returns the mount point.
 
-    NotFound if no ckptfs is mounted there, Conflict if it is busy, Unavailable if the daemon does not end.
+    NotFound if no ckptfs is mounted there, Conflict if it is busy, Unavailable if the daemon does not end, or
+    goes on for somebody who has the mount in a mount namespace of his own.
     """
     table = mount_table()
     path = follow(mountpoint, table)
@@ -30,8 +32,10 @@ def unmount(mountpoint: str) -> str:
     process = _daemon_of(entry)
     try:
         detach(path, lazy=process is None)
-        if process is not None and not _ended(process):
-            raise Unavailable(f"{path} is unmounted, but its daemon is still at work after {END_S:.0f} s")
+        if process is not None and not _ended(process, _ENDS_BY_ITSELF_S):
+            _check_nobody_has(entry)
+            if not _ended(process, END_S):
+                raise Unavailable(f"{path} is unmounted, but its daemon is still at work after {END_S:.0f} s")
     finally:
         if process is not None:
             os.close(process)
@@ -47,7 +51,16 @@ def _daemon_of(entry: MountEntry) -> int | None:
         return None
 
 
-def _ended(process: int) -> bool:
+def _check_nobody_has(entry: MountEntry) -> None:
+    who = who_else_has(entry)
+    if who is not None:
+        raise Unavailable(
+            f"{entry.path} is unmounted here, but {who} has it in a mount namespace of its own (a "
+            "container?), and its daemon goes on for that: end it, or stop the daemon"
+        )
+
+
+def _ended(process: int, most_s: float) -> bool:
     poll = select.poll()
     poll.register(process, select.POLLIN)
-    return bool(poll.poll(END_S * 1000))
+    return bool(poll.poll(most_s * 1000))

@@ -17,9 +17,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 class Container:
     """A shell in a mount namespace of its own; it runs until `end`."""
 
-    def __init__(self) -> None:
+    def __init__(self, propagation: str = "slave") -> None:
         self._process = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "slave", "sh"],
+            ["unshare", "--mount", "--propagation", propagation, "sh"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -74,6 +74,36 @@ def test_a_mount_is_seen_in_containers_that_run_already(shared_folder: Path, tmp
     finally:
         mount.clean_up()
         container.end()
+
+
+@pytest.mark.parametrize("by_command", [False, True], ids=["SIGTERM", "umount"])
+def test_a_stop_does_not_wait_for_a_container_that_keeps_the_mount_to_itself(
+    tmp_path: Path, by_command: bool
+) -> None:
+    """Such a one (its mounts are private, as Docker's are) does not lose the mount with the host, so the
+    session does not end by itself."""
+    mount = Mount(tmp_path / "mnt", tmp_path / "store", logs=tmp_path / "logs")
+    container: Container | None = None
+    try:
+        with mount:
+            file = mount.path / "file"
+            file.write_bytes(b"saved")
+            container = Container("private")
+            if by_command:
+                done = mount.cli("umount", str(mount.path), check=False)
+                assert done.returncode == 1 and "sh (process " in done.stderr, done.stderr
+                assert container.run(f"cat {file}") == "saved", "the daemon goes on for it"
+                assert not os.listdir(mount.path)
+            mount.stop()
+            assert "not connected" in container.run(f"cat {file}")
+            if not by_command:
+                assert "sh (process " in mount.log_tail()
+            mount.start()
+            assert file.read_bytes() == b"saved"
+    finally:
+        mount.clean_up()
+        if container is not None:
+            container.end()
 
 
 def _doctor(mount: Mount) -> list[str]:
