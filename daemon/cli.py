@@ -15,12 +15,16 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from ckptfs.daemon.cli_output import Failed, one_line
+from ckptfs.daemon.cli_values import check_late
 from ckptfs.store.errors import CkptfsError
+
+if TYPE_CHECKING:
+    from typer.models import CommandInfo
 
 INTERRUPTED = 130
 GROUPS: Final = {
@@ -41,7 +45,7 @@ GROUPS: Final = {
 
 
 def make_app(wanted: str | None = None) -> typer.Typer:
-    """All commands, or those of the group that has the command `wanted`."""
+    """All commands, or only `wanted` if there is one of that name."""
     app = typer.Typer(
         name="ckptfs",
         help="A file system for training checkpoints: every save becomes a version.",
@@ -55,7 +59,15 @@ def make_app(wanted: str | None = None) -> typer.Typer:
     for group, commands in GROUPS.items():
         if wanted in commands or not has_wanted:
             import_module(f"ckptfs.daemon.{group}").register(app)
+    if has_wanted:  # each of the others would take as long to make
+        app.registered_commands = [one for one in app.registered_commands if _name_of(one) == wanted]
     return app
+
+
+def _name_of(command: CommandInfo) -> str:
+    function = command.callback
+    assert function is not None, "a command does something"
+    return command.name or typer.main.get_command_name(function.__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,10 +84,9 @@ def run(arguments: Sequence[str]) -> int:
     """Carry out one command; its exit code. Says on stderr what went wrong, if anything did."""
     sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:
-        app = make_app(arguments[0] if arguments else None)
-        typer.main.get_command(app).main(
-            args=list(arguments) or ["--help"], prog_name="ckptfs", standalone_mode=False
-        )
+        command = typer.main.get_command(make_app(arguments[0] if arguments else None))
+        check_late(command)
+        command.main(args=list(arguments) or ["--help"], prog_name="ckptfs", standalone_mode=False)
     except (Failed, typer.Exit, typer.Abort, typer.TyperException, KeyboardInterrupt) as e:
         return _code_of(e)
     except BrokenPipeError:

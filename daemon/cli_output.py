@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +167,8 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def write_whole(path: str, encoded: bytes) -> None:
     """A new file at `path`, whole or not at all; its content is synced, its name is not."""
+    import secrets
+
     from ckptfs.store.errors import InvalidRequest
 
     path = os.path.realpath(path)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ckptfs.daemon.cli_keys import verify_history
 from ckptfs.daemon.cli_output import AsJson, StoreDir, print_json, say, show_log
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ def log(
     from ckptfs.daemon.cli_source import opened
 
     if verify or key or expect is not None:
+        from ckptfs.daemon.cli_keys import verify_history
+
         verify_history(path, store, key or [], expect, as_json=as_json)
         return
     with opened(path, store) as (source, inner):
