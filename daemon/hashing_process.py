@@ -5,7 +5,7 @@ die of that (SIGBUS, where a file is truncated or a disk fails); whoever asked t
 
 Started by hashing_worker.py, with a socket as stdin. Over that goes one request at a time, with the file
 (SCM_RIGHTS), and its reply: the number of chunks, 0 where the file cannot be mapped; then, where it was cut,
-their lengths (u32); then their ids. All in the machine's byte order.
+how many of them are each span's, and their lengths (u32); then their ids. All in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import socket
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import add
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ckptfs.store.bad_chunks import MOST_CHUNKS
 from ckptfs.store.hashing import chunk_id
 from ckptfs.store.regions import Mode
-from ckptfs.store.spans import Span, cut_span
+from ckptfs.store.spans import MOST_SPANS, Span, cut_span
 
 _SPAN = struct.Struct("<QQQB")
 _MODES = (Mode.FIXED, Mode.CONTENT)
@@ -36,9 +36,11 @@ _PLACE_BYTES = array("Q").itemsize + array("I").itemsize
 _REQUEST_BYTES = 1 + MOST_CHUNKS * _PLACE_BYTES
 
 
-def cut_request(span: Span) -> bytes:
-    """A request for the cuts of a span."""
-    return _CUT + _SPAN.pack(span.offset, span.end, span.region_end, _MODES.index(span.mode))
+def cut_request(spans: Sequence[Span]) -> bytes:
+    """A request for the cuts of spans that follow one another; at most MOST_SPANS."""
+    assert 0 < len(spans) <= MOST_SPANS
+    packed = [_SPAN.pack(one.offset, one.end, one.region_end, _MODES.index(one.mode)) for one in spans]
+    return _CUT + b"".join(packed)
 
 
 def hash_request(starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint32]) -> bytes:
@@ -67,11 +69,13 @@ def main() -> None:
 
 
 def _cut(request: bytes, fd: int) -> bytes:
-    offset, end, region_end, mode = _SPAN.unpack(request)
-    span = Span(offset, end, region_end, _MODES[mode])
-    with _mapped(fd, offset, span.limit, mmap.MAP_POPULATE) as view:
-        cuts = cut_span(view, span)
-    return REPLY.pack(len(cuts.lengths)) + cuts.lengths.tobytes() + cuts.ids
+    spans = [Span(at, end, limit, _MODES[mode]) for at, end, limit, mode in _SPAN.iter_unpack(request)]
+    base = spans[0].offset
+    with _mapped(fd, base, max(one.limit for one in spans), mmap.MAP_POPULATE) as view:
+        cut = [cut_span(view[one.offset - base : one.limit - base], one) for one in spans]
+    counts = array("I", [len(one.lengths) for one in cut])
+    lengths = b"".join([one.lengths.tobytes() for one in cut])
+    return REPLY.pack(sum(counts)) + counts.tobytes() + lengths + b"".join([one.ids for one in cut])
 
 
 def _hashed(request: bytes, fd: int) -> bytes:

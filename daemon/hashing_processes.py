@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -31,8 +31,8 @@ _POLL_S = 0.01
 class HashingProcesses:
     """A SpanCutter. Belongs to the index thread; a worker belongs to the one task that took it.
 
-    Workers run when nothing else wants the core (idling.py, where we may take that back),
-    but for a span that takes longer than `HURRIED_AFTER_S` so, inside of `hurried`, and while they are lent.
+    Workers run when nothing else wants the core (idling.py, where we may take that back), but for what takes
+    longer than `HURRIED_AFTER_S` so, inside of `hurried`, and while they are lent.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -47,7 +47,7 @@ class HashingProcesses:
         self._hurries = 0
         self._vain_starts = 0
 
-    async def cut(self, fd: int, span: Span) -> Cuts:
+    async def cut(self, fd: int, spans: Sequence[Span]) -> list[Cuts]:
         """As SpanCutter."""
         async with self._limiter:
             worker, cuts = self._taken(), None
@@ -55,10 +55,10 @@ class HashingProcesses:
                 # Not where it is given back: readers borrow one for each few MiB, and a change costs 0.1 ms.
                 worker.set_idle(not self._hurries)
                 try:
-                    cuts = await worker.cut(fd, span)
+                    cuts = await worker.cut(fd, spans)
                 finally:
                     self._give_back(worker)
-        return cuts if cuts is not None else await trio.to_thread.run_sync(self._cut_here, fd, span)
+        return cuts if cuts is not None else await trio.to_thread.run_sync(self._cut_here, fd, spans)
 
     @contextmanager
     def lent(self) -> Iterator[Worker | None]:
@@ -156,8 +156,11 @@ class HashingProcesses:
         for worker in self._all:
             worker.set_idle(not self._hurries and worker not in self._lent)
 
-    def _cut_here(self, fd: int, span: Span) -> Cuts:
+    def _cut_here(self, fd: int, spans: Sequence[Span]) -> list[Cuts]:
+        return [cut_span(self._read(fd, span), span) for span in spans]
+
+    def _read(self, fd: int, span: Span) -> memoryview:
         buffer = memoryview(bytearray(span.limit - span.offset))
         if self._disk.read_into(fd, buffer, span.offset) != len(buffer):
             raise Unavailable("the file became shorter while it was read")
-        return cut_span(buffer, span)
+        return buffer

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -75,17 +76,17 @@ class Worker:
         """Whether one that was started should have been ready long ago."""
         return not self._is_waiting and time.monotonic() - self._started_s > GIVEN_UP_AFTER_S
 
-    async def cut(self, fd: int, span: Span) -> Cuts | None:
-        """The cuts of a span; None if this process died or cannot read it."""
+    async def cut(self, fd: int, spans: Sequence[Span]) -> list[Cuts] | None:
+        """The cuts of spans that follow one another; None if this process died or cannot read them."""
         reply = b""
-        if self._ask(fd, cut_request(span)):
+        if self._ask(fd, cut_request(spans)):
             for patience_s in (HURRIED_AFTER_S, GIVEN_UP_AFTER_S):
                 with trio.move_on_after(patience_s):
                     await trio.lowlevel.wait_readable(self._socket)
                     reply = self._take_reply()
                     break
                 self.set_idle(False)
-        return _decoded(reply, span) if self._has_answered(reply) else None
+        return _decoded(reply, spans) if self._has_answered(reply) else None
 
     def ids(self, fd: int, starts: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint32]) -> bytes | None:
         """As PlaceHasher in store/bad_chunks.py. Blocking, for a thread."""
@@ -152,11 +153,22 @@ class Worker:
             log.warning("a process that hashes files does not end")
 
 
-def _decoded(reply: bytes, span: Span) -> Cuts | None:
+def _decoded(reply: bytes, spans: Sequence[Span]) -> list[Cuts] | None:
     """None: it could not read the file, or it is of another version of the program."""
-    (count,) = REPLY.unpack_from(reply)
-    ids_at = REPLY.size + count * _LENGTH_BYTES
-    if not count or len(reply) != ids_at + count * DIGEST_BYTES:
+    (total,) = REPLY.unpack_from(reply)
+    lengths_at = REPLY.size + len(spans) * _LENGTH_BYTES
+    ids_at = lengths_at + total * _LENGTH_BYTES
+    if not total or len(reply) != ids_at + total * DIGEST_BYTES:
         return None
-    cuts = Cuts(span.offset, array("I", reply[REPLY.size : ids_at]), reply[ids_at:])
-    return cuts if span.end <= span.offset + sum(cuts.lengths) <= span.limit else None
+    counts, lengths = array("I", reply[REPLY.size : lengths_at]), array("I", reply[lengths_at:ids_at])
+    if sum(counts) != total:
+        return None
+    cut, first = [], 0
+    for span, count in zip(spans, counts, strict=True):
+        ids = reply[ids_at + first * DIGEST_BYTES : ids_at + (first + count) * DIGEST_BYTES]
+        one = Cuts(span.offset, lengths[first : first + count], ids)
+        if not span.end <= span.offset + sum(one.lengths) <= span.limit:
+            return None
+        cut.append(one)
+        first += count
+    return cut

@@ -3,11 +3,13 @@
 One rule: chunks are looked up in the order of the file, whichever span is cut first; so a file becomes the
 same rows whatever the speed of those who cut.
 
-Runs in the index thread. `_cuts` and `_is_cut` are filled by the lanes and read by `new_rows`, `_next` is
-shared by the lanes; all are tasks of one nursery, which ends with the run.
+Runs in the index thread. `_cuts` and `_is_cut`, by the number of a bunch of spans, are filled by the lanes
+and read by `new_rows`, `_next` is shared by the lanes; all are tasks of one nursery, which ends with the run.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import trio
 
@@ -17,7 +19,7 @@ from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId
 from ckptfs.store.ingest_job import Job, Outcome
 from ckptfs.store.segment_format import Row
-from ckptfs.store.spans import Cuts, Joiner, Span, SpanCutter
+from ckptfs.store.spans import Cuts, Joiner, Span, SpanCutter, bunches_of
 
 _CANCELLED_WITHIN_S = 0.02
 
@@ -28,10 +30,11 @@ class SpanRun:
     def __init__(
         self, job: Job, spans: list[Span], cutter: SpanCutter, table: ChunkTable, held: set[ChunkId]
     ) -> None:
-        self._job, self._spans, self._cutter, self._table, self._held = job, spans, cutter, table, held
+        self._job, self._cutter, self._table, self._held = job, cutter, table, held
+        self._bunches = bunches_of(spans)
         self._next = 0
-        self._cuts: list[Cuts | None] = [None] * len(spans)
-        self._is_cut = [trio.Event() for _ in spans]
+        self._cuts: list[list[Cuts]] = [[] for _ in self._bunches]
+        self._is_cut = [trio.Event() for _ in self._bunches]
         self._joiner, self._pieces = Joiner(), Pieces()
         self._seen: set[ChunkId] = set()
         self._rows: list[Row] = []
@@ -43,7 +46,7 @@ class SpanRun:
 
         Raises what looking them up raises."""
         async with trio.open_nursery() as nursery:
-            for _ in range(min(self._cutter.width, len(self._spans))):
+            for _ in range(min(self._cutter.width, len(self._bunches))):
                 nursery.start_soon(self._cut_next, nursery.cancel_scope)
             nursery.start_soon(self._watch, nursery.cancel_scope)
             try:
@@ -62,15 +65,15 @@ class SpanRun:
         return self._rows
 
     async def _cut_next(self, run: trio.CancelScope) -> None:
-        """One lane: takes the next span as long as there is one."""
-        while self._next < len(self._spans):
+        """One lane: takes the next bunch as long as there is one."""
+        while self._next < len(self._bunches):
             number, self._next = self._next, self._next + 1
-            self._cuts[number] = await self._cut(self._spans[number], run)
+            self._cuts[number] = await self._cut(self._bunches[number], run)
             self._is_cut[number].set()
 
-    async def _cut(self, span: Span, run: trio.CancelScope) -> Cuts:
+    async def _cut(self, spans: Sequence[Span], run: trio.CancelScope) -> list[Cuts]:
         try:
-            return await self._cutter.cut(self._job.fd, span)
+            return await self._cutter.cut(self._job.fd, spans)
         except (OSError, CkptfsError) as e:
             self._unreadable = self._unreadable or e
             run.cancel()
@@ -85,16 +88,21 @@ class SpanRun:
         run.cancel()
 
     async def _join_all(self, run: trio.CancelScope) -> None:
-        for number, span in enumerate(self._spans):
+        for number, spans in enumerate(self._bunches):
             await self._is_cut[number].wait()
-            cuts, self._cuts[number] = self._cuts[number], None
-            assert cuts is not None, "a span that is cut has cuts"
-            gap: Span | None = span
-            while gap is not None:
-                following, gap = self._joiner.add(span, cuts)
-                if gap is not None:
-                    following = self._joiner.bridge(await self._cut(gap, run), span, cuts)
-                await self._take(following)
+            cut, self._cuts[number] = self._cuts[number], []
+            found = [await self._join(*pair, run) for pair in zip(spans, cut, strict=True)]
+            await self._take(Cuts.joined([one for parts in found for one in parts]))
+
+    async def _join(self, span: Span, cuts: Cuts, run: trio.CancelScope) -> list[Cuts]:
+        """The chunks of a span, as they are in the file."""
+        found: list[Cuts] = []
+        while True:
+            following, gap = self._joiner.add(span, cuts)
+            if gap is None:
+                return [*found, following]
+            (bridge,) = await self._cut([gap], run)
+            found.append(self._joiner.bridge(bridge, span, cuts))
 
     async def _take(self, cuts: Cuts) -> None:
         self._pieces.extend(cuts.lengths, cuts.ids)

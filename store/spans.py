@@ -27,6 +27,8 @@ from ckptfs.store.regions import CHUNK_BYTES, CONTENT_MAX_BYTES, Mode, Region, c
 SPAN_BYTES = 16 << 20
 LEAST_BYTES = 32 << 20
 """A shorter file is not worth the way to another process."""
+MOST_SPANS = 256
+"""So many are cut at once at most: a file of many small tensors has spans of a few KiB."""
 BRIDGE_BYTES = 2 * CONTENT_MAX_BYTES
 
 
@@ -60,6 +62,16 @@ class Cuts:
         """Where each chunk begins, and where the last one ends."""
         return list(accumulate(self.lengths, initial=self.offset))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Cuts]) -> Cuts:
+        """All of them as one; those that are not empty follow one another."""
+        parts = [one for one in parts if one.lengths] or parts[:1]
+        lengths = array("I")
+        for one in parts:
+            assert one.offset == parts[0].offset + sum(lengths), "none is left out"
+            lengths += one.lengths
+        return cls(parts[0].offset, lengths, b"".join([one.ids for one in parts]))
+
     def part(self, numbers: range) -> Cuts:
         """Only the chunks with these numbers, which follow one another."""
         before = self.lengths[: numbers.start]
@@ -68,15 +80,15 @@ class Cuts:
 
 
 class SpanCutter(Protocol):
-    """Cuts spans of a file, several at a time."""
+    """Cuts bunches of spans of a file, several at a time."""
 
     @property
     def width(self) -> int:
-        """How many spans it cuts at a time."""
+        """How many bunches it cuts at a time."""
 
-    async def cut(self, fd: int, span: Span) -> Cuts:
-        """The chunks of a span of the file that `fd` reads; Unavailable if the file became shorter,
-        OSError if it cannot be read."""
+    async def cut(self, fd: int, spans: Sequence[Span]) -> list[Cuts]:
+        """The chunks of each of these spans, which follow one another, of the file that `fd` reads;
+        Unavailable if the file became shorter, OSError if it cannot be read."""
 
 
 def spans_of(regions: Sequence[Region], span_bytes: int = SPAN_BYTES) -> list[Span]:
@@ -87,6 +99,19 @@ def spans_of(regions: Sequence[Region], span_bytes: int = SPAN_BYTES) -> list[Sp
         for one in regions
         for at in range(one.offset, one.offset + one.length, span_bytes)
     ]
+
+
+def bunches_of(spans: Sequence[Span], bunch_bytes: int = SPAN_BYTES) -> list[list[Span]]:
+    """The same spans, as many together as are `bunch_bytes` long: a tensor is often shorter than that, and
+    what lies between two of them a few bytes, which are not worth a way to another process."""
+    bunches: list[list[Span]] = []
+    for span in spans:
+        last = bunches[-1] if bunches else []
+        if last and len(last) < MOST_SPANS and span.end - last[0].offset <= bunch_bytes:
+            last.append(span)
+        else:
+            bunches.append([span])
+    return bunches
 
 
 def cut_span(view: memoryview, span: Span) -> Cuts:

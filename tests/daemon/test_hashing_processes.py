@@ -71,6 +71,11 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+async def cut_one(workers: HashingProcesses, fd: int, span: Span) -> Cuts:
+    (cuts,) = await workers.cut(fd, [span])
+    return cuts
+
+
 def cuts_here(span: Span) -> tuple[int, list[int], bytes]:
     return seen(cut_span(memoryview(random_bytes(SIZE))[span.offset : span.limit], span))
 
@@ -82,7 +87,19 @@ def seen(cuts: Cuts) -> tuple[int, list[int], bytes]:
 @pytest.mark.parametrize("mode", Mode)
 def test_a_span_is_cut_as_here(workers: HashingProcesses, fd: int, mode: Mode) -> None:
     span = Span(4097, 2_000_001, SIZE, mode)
-    assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+    assert seen(trio.run(cut_one, workers, fd, span)) == cuts_here(span)
+
+
+def test_spans_that_follow_one_another_are_cut_in_one_go(workers: HashingProcesses, fd: int) -> None:
+    ends = [4097, 70_000, 70_003, 900_000, SIZE]
+    modes = [Mode.FIXED, Mode.CONTENT, Mode.FIXED, Mode.CONTENT, Mode.FIXED]
+    spans = [Span(at, end, end, mode) for at, end, mode in zip([0, *ends], ends, modes, strict=False)]
+    whole = [*spans[:3], Span(70_003, 500_000, 900_000, Mode.CONTENT)]
+    for bunch in (spans, whole, spans[1:3]):
+        assert [seen(one) for one in trio.run(workers.cut, fd, bunch)] == [cuts_here(one) for one in bunch]
+    for pid in children():
+        os.kill(pid, signal.SIGKILL)
+    assert [seen(one) for one in trio.run(workers.cut, fd, spans)] == [cuts_here(one) for one in spans]
 
 
 def test_several_spans_at_a_time(workers: HashingProcesses, fd: int) -> None:
@@ -90,7 +107,7 @@ def test_several_spans_at_a_time(workers: HashingProcesses, fd: int) -> None:
     found: dict[int, object] = {}
 
     async def cut(number: int) -> None:
-        found[number] = seen(await workers.cut(fd, spans[number]))
+        found[number] = seen(await cut_one(workers, fd, spans[number]))
 
     async def cut_all() -> None:
         async with trio.open_nursery() as nursery:
@@ -105,7 +122,7 @@ def test_several_spans_at_a_time(workers: HashingProcesses, fd: int) -> None:
 def test_a_worker_that_died_is_done_without(workers: HashingProcesses, fd: int) -> None:
     span = Span(0, SIZE, SIZE, Mode.CONTENT)
     for _ in range(3):
-        assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+        assert seen(trio.run(cut_one, workers, fd, span)) == cuts_here(span)
         for pid in children():
             os.kill(pid, signal.SIGKILL)
 
@@ -118,7 +135,7 @@ def test_workers_that_cannot_be_started_are_done_without(
     trio.run(workers.prepare)
     span = Span(0, SIZE, SIZE, Mode.FIXED)
     for _ in range(2):
-        assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+        assert seen(trio.run(cut_one, workers, fd, span)) == cuts_here(span)
     workers.close()
     assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
 
@@ -134,13 +151,13 @@ def test_workers_that_never_say_that_they_are_ready_are_done_without(
     workers = HashingProcesses(Disk(str(tmp_path)))
     trio.run(workers.prepare)
     span = Span(0, SIZE, SIZE, Mode.FIXED)
-    assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+    assert seen(trio.run(cut_one, workers, fd, span)) == cuts_here(span)
     workers.close()
 
 
 def test_nobody_waits_for_the_start_of_a_worker(tmp_path: Path, fd: int) -> None:
     workers, span = HashingProcesses(Disk(str(tmp_path))), Span(0, SIZE, SIZE, Mode.CONTENT)
-    assert seen(trio.run(workers.cut, fd, span)) == cuts_here(span)
+    assert seen(trio.run(cut_one, workers, fd, span)) == cuts_here(span)
     workers.close()
 
 
@@ -165,7 +182,7 @@ from ckptfs.store.spans import Span
 workers = HashingProcesses(Disk("/"))
 workers.width = 1
 trio.run(workers.prepare)
-trio.run(workers.cut, os.open(sys.argv[1], os.O_RDONLY), Span(0, 1, 1, Mode.FIXED))
+trio.run(workers.cut, os.open(sys.argv[1], os.O_RDONLY), [Span(0, 1, 1, Mode.FIXED)])
 print("cut", flush=True)
 sys.stdin.read()
 """
@@ -187,7 +204,7 @@ def test_a_file_that_became_shorter_is_unavailable(
 ) -> None:
     os.truncate(tmp_path / "file", SIZE - 1)
     with pytest.raises(Unavailable):
-        trio.run(workers.cut, fd, Span(0, SIZE, SIZE, Mode.FIXED))
+        trio.run(cut_one, workers, fd, Span(0, SIZE, SIZE, Mode.FIXED))
     os.truncate(tmp_path / "file", SIZE)
 
 
@@ -195,15 +212,15 @@ def test_a_span_that_is_given_up_answers_no_other(workers: HashingProcesses, fd:
     first, second = Span(0, 1 << 20, SIZE, Mode.FIXED), Span(1 << 20, 2 << 20, SIZE, Mode.FIXED)
 
     async def cut() -> Cuts:
-        await workers.cut(fd, first)
+        await cut_one(workers, fd, first)
         for worker in children():
             os.kill(worker, signal.SIGSTOP)
         with trio.move_on_after(0.05) as scope:
-            await workers.cut(fd, first)
+            await cut_one(workers, fd, first)
         assert scope.cancelled_caught
         for worker in children():
             os.kill(worker, signal.SIGCONT)
-        return await workers.cut(fd, second)
+        return await cut_one(workers, fd, second)
 
     assert seen(trio.run(cut)) == cuts_here(second)
 
@@ -222,10 +239,10 @@ def test_workers_run_when_nothing_else_does_unless_somebody_waits(workers: Hashi
 
     own = Path("/proc/self/autogroup")
     idle, ours = ("19", own.read_text()) if own.exists() else ("", "")
-    trio.run(workers.cut, fd, span)
+    trio.run(cut_one, workers, fd, span)
     with workers.hurried():
         assert policies() == {(os.SCHED_OTHER, idle and "0")}
-        trio.run(workers.cut, fd, span)
+        trio.run(cut_one, workers, fd, span)
         assert policies() == {(os.SCHED_OTHER, idle and "0")}
     assert policies() == {(os.SCHED_IDLE, idle)}
     assert not ours or own.read_text() == ours, "not that of everybody here"
@@ -380,6 +397,16 @@ def test_a_large_file_becomes_the_same_content(
     assert (by_workers.recipe, by_workers.root, by_workers.size) == (here.recipe, here.root, here.size)
     assert stores[0].read(by_workers) == content
     assert stores[0].store_bytes(content).recipe == here.recipe  # all of it is known now
+
+
+def test_a_file_of_many_tensors_becomes_the_same_content(stores: tuple[SmallStore, SmallStore]) -> None:
+    """What lies between them is a few bytes, or so much that it is cut by its content."""
+    named = {f"t{n}": random_bytes(n * 37_000 + 4 * n, n) for n in range(1, 45)}
+    content = safetensors(named) + random_bytes(300_000)
+    assert len(content) > LEAST_BYTES
+    by_workers, here = (store.store_bytes(content) for store in stores)
+    assert (by_workers.recipe, by_workers.root, by_workers.size) == (here.recipe, here.root, here.size)
+    assert stores[0].read(by_workers) == content
 
 
 def test_a_writer_that_comes_while_a_file_is_cut_has_it(stores: tuple[SmallStore, SmallStore]) -> None:

@@ -21,7 +21,7 @@ from ckptfs.store.regions import (
     cut_fixed,
     plan_regions,
 )
-from ckptfs.store.spans import Joiner, cut_span, spans_of
+from ckptfs.store.spans import MOST_SPANS, SPAN_BYTES, Cuts, Joiner, Span, bunches_of, cut_span, spans_of
 
 Chunk = tuple[int, ChunkId]
 
@@ -95,3 +95,32 @@ def test_files_with_tensors_are_cut_as_in_one_pass(
 
     regions = plan_regions(len(content), parse(Reader(), "model.safetensors", None))
     assert in_spans(content, regions, spans * CHUNK_BYTES)[0] == in_one_pass(content, regions)
+
+
+def test_short_spans_are_cut_together() -> None:
+    """A checkpoint has a few bytes before each tensor, and tensors of some MiB."""
+    regions, at = [], 0
+    for length in [64, 4 << 20] * 60:
+        regions.append(Region(at, length, Mode.FIXED))
+        at += length
+    spans = spans_of(regions)
+    bunches = bunches_of(spans)
+    assert [span for bunch in bunches for span in bunch] == spans
+    assert all(bunch[-1].end - bunch[0].offset <= SPAN_BYTES for bunch in bunches)
+    assert len(bunches) == 20
+
+    long = spans_of([Region(0, 3 * SPAN_BYTES + 1, Mode.CONTENT)])
+    assert bunches_of(long) == [[span] for span in long]
+    tiny = [Span(at, at + 1, at + 1, Mode.FIXED) for at in range(3 * MOST_SPANS)]
+    assert [len(bunch) for bunch in bunches_of(tiny)] == [MOST_SPANS] * 3
+    assert bunches_of([]) == []
+
+
+def test_cuts_are_joined() -> None:
+    content = random_bytes(2_000_000)
+    whole = Span(0, len(content), len(content), Mode.FIXED)
+    cuts = cut_span(memoryview(content), whole)
+    parts = [cuts.part(range(0)), cuts.part(range(3)), cuts.part(range(3, 3)), cuts.part(range(3, 8))]
+    joined = Cuts.joined(parts)
+    assert (joined.offset, joined.lengths, joined.ids) == (cuts.offset, cuts.lengths, cuts.ids)
+    assert Cuts.joined(parts[:1]).starts() == [0]
