@@ -41,7 +41,7 @@ class Place:
             self.pid = self.mount.pid
         if not self.pid:
             return 0.0
-        pids = [self.pid] if self.mount is None else kernelmounts.session_members(self.pid)
+        pids = {self.pid} if self.mount is None else kernelmounts.family(self.pid)
         ticks = 0
         for pid in pids:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
