@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import trio
 
 from ckptfs.daemon.hashing_worker import Worker
+from ckptfs.daemon.idling import may_be_hurried
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Unavailable
 from ckptfs.store.spans import Cuts, Span, cut_span
@@ -29,7 +30,7 @@ _POLL_S = 0.01
 
 
 class HashingProcesses:
-    """A SpanCutter. Belongs to the index thread; a worker belongs to the one task that took it.
+    """An IdleCutter. Belongs to the index thread; a worker belongs to the one task that took it.
 
     Workers run when nothing else wants the core (idling.py, where we may take that back), but for what takes
     longer than `HURRIED_AFTER_S` so, inside of `hurried`, and while they are lent.
@@ -50,15 +51,16 @@ class HashingProcesses:
     async def cut(self, fd: int, spans: Sequence[Span]) -> list[Cuts]:
         """As SpanCutter."""
         async with self._limiter:
-            worker, cuts = self._taken(), None
-            if worker is not None:
-                # Not where it is given back: readers borrow one for each few MiB, and a change costs 0.1 ms.
-                worker.set_idle(not self._hurries)
-                try:
-                    cuts = await worker.cut(fd, spans)
-                finally:
-                    self._give_back(worker)
+            # Not idle where it is given back: readers borrow one for each few MiB, and a change costs 0.1 ms.
+            cuts = await self._cut_there(fd, spans, is_idle=not self._hurries)
         return cuts if cuts is not None else await trio.to_thread.run_sync(self._cut_here, fd, spans)
+
+    async def cut_idly(self, fd: int, spans: Sequence[Span]) -> list[Cuts] | None:
+        """As IdleCutter."""
+        if self._hurries or not may_be_hurried():
+            return None
+        async with self._limiter:
+            return await self._cut_there(fd, spans, is_idle=True)
 
     @contextmanager
     def lent(self) -> Iterator[Worker | None]:
@@ -107,6 +109,16 @@ class HashingProcesses:
             if (worker := self._taken()) is not None:
                 self._free.append(worker)
             await trio.sleep(_POLL_S)
+
+    async def _cut_there(self, fd: int, spans: Sequence[Span], *, is_idle: bool) -> list[Cuts] | None:
+        worker = self._taken()
+        if worker is None:
+            return None
+        worker.set_idle(is_idle)
+        try:
+            return await worker.cut(fd, spans)
+        finally:
+            self._give_back(worker)
 
     def _taken(self) -> Worker | None:
         """A worker; None while there is none that waits, and one more is then started. Nobody waits for its

@@ -91,6 +91,7 @@ class Mount:
                 parts.ingest,
                 parts.histories,
                 parts.processes,
+                parts.cuts_ahead,
             ),
             self._face_settings(),
             self,
@@ -152,6 +153,7 @@ class Mount:
                 await nursery.start(self._control.serve)
                 nursery.start_soon(self._parts.processes.prepare)
                 nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
+                nursery.start_soon(keep_running, "cutting ahead", self.face.cutting_ahead.run)
                 nursery.start_soon(keep_running, "reading facts of writers", self.face.provenance.run)
                 upkeep = Upkeep(self._parts)
                 nursery.start_soon(keep_running, "committing", upkeep.commit)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ckptfs.daemon.encode_orphan import end_orphan
 from ckptfs.daemon.hashing_processes import HashingProcesses
+from ckptfs.store.cut_ahead import CutsAhead
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import NoSpace
 from ckptfs.store.histories import Histories
@@ -49,6 +50,7 @@ class OpenStore:
     histories: Histories
     keyring: Keyring
     processes: HashingProcesses
+    cuts_ahead: CutsAhead
 
 
 @contextmanager
@@ -98,8 +100,9 @@ def opened_store(
         log.info("recovery: %s", report)
         processes = HashingProcesses(disk)
         stack.callback(processes.close)
-        ingest = Ingest(disk, index, segments, staging, cutter=processes)
-        yield OpenStore(disk, index, staging, segments, ingest, histories, keyring, processes)
+        ahead = CutsAhead(disk, segments, processes)
+        ingest = Ingest(disk, index, segments, staging, cutter=ahead)
+        yield OpenStore(disk, index, staging, segments, ingest, histories, keyring, processes, ahead)
 
 
 def _close_index(index: Index) -> None:

@@ -16,6 +16,7 @@ from ckptfs.fusefs.attributes import Attributes
 from ckptfs.fusefs.attributes_change import AttributeChanges
 from ckptfs.fusefs.browse import Browse
 from ckptfs.fusefs.browse_nodes import NodeTable
+from ckptfs.fusefs.cutting_ahead import CuttingAhead
 from ckptfs.fusefs.draft import Drafts
 from ckptfs.fusefs.errnos import PosixError
 from ckptfs.fusefs.facts import VersionFacts
@@ -47,6 +48,7 @@ from ckptfs.fusefs.storing import Storing
 from ckptfs.fusefs.units import Units
 from ckptfs.fusefs.versioned_files import VersionedFiles
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers
+from ckptfs.store.cut_ahead import CutsAhead
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import CkptfsError, NoSpace, NotFound
 from ckptfs.store.histories import Histories
@@ -76,6 +78,7 @@ class StoreParts:
     ingest: Ingest
     histories: Histories
     hashers: Hashers = NO_HASHERS
+    cuts_ahead: CutsAhead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +256,20 @@ class Face:
             self.namespace, self.units, self.files, self.preimages, self.publisher, self.recorder
         )
         self.flusher = Flusher(self.namespace, self.drafts, self.files)
-        self.files.on_closed = self.scheduler.file_closed
-        self.files.on_gone = self.storing.forget_growing
+        self.cutting_ahead = CuttingAhead(
+            self.files, self.storing, store.cuts_ahead, lambda: self.scheduler.is_publishing
+        )
+        self.files.on_closed = self._file_closed
+        self.files.on_gone = self._file_gone
         self.mutations.on_renamed = self.scheduler.renamed
+
+    def _file_closed(self, ino: int) -> None:
+        self.cutting_ahead.closed(ino)
+        self.scheduler.file_closed(ino)
+
+    def _file_gone(self, ino: int) -> None:
+        self.cutting_ahead.gone(ino)
+        self.storing.forget_growing(ino)
 
     def _make_operations(self, room: Room) -> None:
         store = self._store

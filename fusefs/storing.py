@@ -152,7 +152,7 @@ class Storing:
             if one.pin_key is None and one.ino not in self._files.ingesting:
                 flags[one.ino] = self._files.ingesting[one.ino] = Ingesting()
         try:
-            candidates = [self._candidate(one, flags) for one in group]
+            candidates = [self._candidate(one, _is_cancelled(flags.get(one.ino))) for one in group]
             by_key = {self._key(one): one for one in group}
             report = await self._ingest.store_files(candidates, self._committer(by_key, flags))
         except NoSpace:
@@ -171,9 +171,23 @@ class Storing:
             )
         return {key for key, _ in report.failed}
 
-    def _candidate(self, one: Waiting, flags: dict[int, Ingesting]) -> Candidate:
+    def waits(self, ino: int) -> bool:
+        """Whether it is a file that waits in a staging file of its own."""
+        inode = self._namespace.find(ino)
+        if inode is None or not inode.is_file or not inode.links:
+            return False
+        return inode.content.staging != 0 and inode.content.base is None
+
+    def candidate_ahead(self, ino: int, cancelled: Callable[[], bool]) -> Candidate | None:
+        """A closed file as it would be stored now; None if it does not wait in a staging file of its own."""
+        if not self.waits(ino):
+            return None
+        inode = self._namespace.inode(ino)
+        size = self._namespace.attributes_of(ino, inode).size
+        return self._candidate(Waiting(ino, inode.links[0][1], inode, size), cancelled)
+
+    def _candidate(self, one: Waiting, cancelled: Callable[[], bool]) -> Candidate:
         content = one.inode.content
-        flag = flags.get(one.ino)
         return Candidate(
             key=self._key(one),
             staging=content.staging,
@@ -182,7 +196,7 @@ class Storing:
             base=content.base,
             base_limit=content.base_limit,
             sibling=self._sibling(one),
-            cancelled=lambda: flag is not None and flag.cancel,
+            cancelled=cancelled,
         )
 
     @staticmethod
@@ -269,6 +283,10 @@ class Storing:
         live = self._namespace.find(one.ino)
         if live is not None and live.content.staging == number:
             self._commit_live(draft, one.ino, done)
+
+
+def _is_cancelled(flag: Ingesting | None) -> Callable[[], bool]:
+    return lambda: flag is not None and flag.cancel
 
 
 def _with_content(pin: PinnedFile, done: Ingested) -> PinnedFile:

@@ -57,7 +57,13 @@ class SmallFace:
         """Make the face, or, as the next daemon would, another one that takes a session over."""
         parts = self.parts
         store = StoreParts(
-            parts.disk, parts.index, parts.staging, parts.segments, parts.ingest, parts.histories
+            parts.disk,
+            parts.index,
+            parts.staging,
+            parts.segments,
+            parts.ingest,
+            parts.histories,
+            cuts_ahead=parts.cuts_ahead,
         )
         self.face = Face(store, FaceSettings(0.0, 1.0, (), (0, 0)), NoRoom(parts.disk), taken_over)
 

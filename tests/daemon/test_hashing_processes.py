@@ -248,6 +248,19 @@ def test_workers_run_when_nothing_else_does_unless_somebody_waits(workers: Hashi
     assert not ours or own.read_text() == ours, "not that of everybody here"
 
 
+@pytest.mark.skipif(not may_be_hurried(), reason="who is idle could not be hurried here")
+def test_what_nobody_waits_for_is_cut_by_idle_cores_alone(workers: HashingProcesses, fd: int) -> None:
+    span = Span(0, SIZE, SIZE, Mode.CONTENT)
+    with workers.hurried():
+        assert trio.run(workers.cut_idly, fd, [span]) is None
+    cuts = trio.run(workers.cut_idly, fd, [span])
+    assert cuts is not None and [seen(one) for one in cuts] == [cuts_here(span)]
+    assert os.SCHED_IDLE in {os.sched_getscheduler(pid) for pid in children()}
+    workers.close()
+    workers.width = 0
+    assert trio.run(workers.cut_idly, fd, [span]) is None, "never in the daemon itself"
+
+
 # -- hashing what is stored ---------------------------------------------------------------------
 
 
