@@ -1,6 +1,7 @@
 """How fast a mount is, against the file system below it and against JuiceFS.
 
-    ./dev bench [--mib 1268] [--rounds 9] [--chunks 10000000] [--only NAME]... [--folder DIR] [--out DIR]
+    ./dev bench [--mib 1268] [--rounds 9] [--chunks 10000000] [--only NAME]... [--peer NAME]...
+                [--folder DIR] [--out DIR]
 
 NAME is writing, reading, publishing, metadata, or one that sets up its places itself: ingest, scale (a large
 index), slow-disk (a store on a disk of 150 MB/s), peers (JuiceFS, S3QL, restic, borg).
@@ -272,6 +273,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--chunks", type=int, default=10_000_000, help="in the largest index of `scale`")
     parser.add_argument("--only", action="append", choices=[*SIDE_BY_SIDE, *ALONE])
+    parser.add_argument("--peer", action="append", default=[], help="the only one (or ones) of `peers`")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="the file system to measure on")
     parser.add_argument("--out", type=Path, default=Path("benchmark"), help="where the JSON and the chart go")
     options = parser.parse_args()
@@ -285,7 +287,8 @@ def main() -> None:
         figures += bench.figures
     for name in [name for name in names if name in ALONE]:
         with _own_folder(options.folder) as folder:
-            for figure in ALONE[name](Asked(folder, options.mib, options.rounds, options.chunks)):
+            asked = Asked(folder, options.mib, options.rounds, options.chunks, tuple(options.peer))
+            for figure in ALONE[name](asked):
                 print(
                     f"{figure.name}, {figure.place}: {median(figure.seconds):.3f} {figure.unit}", flush=True
                 )

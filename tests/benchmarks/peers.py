@@ -1,6 +1,6 @@
 """The same checkpoints accepted, stored and read back by ckptfs, JuiceFS, S3QL, restic and borg.
 
-    ./dev bench --only peers [--mib 1268] [--rounds 9]
+    ./dev bench --only peers [--mib 1268] [--rounds 9] [--peer borg]...
 
 *Accepted*: the job that saves may go on (for a backup program: it has ended). *Stored*: all of it is in the
 store in its final form (ckptfs: as a version; S3QL: its cache is flushed). *Read back*: every byte has been
@@ -189,8 +189,9 @@ def figures(asked: Asked) -> Iterator[Figure]:
     """The seconds of each, then how many times faster than each peer ckptfs was."""
     source = asked.folder / "source"
     set_bytes = checkpoints.make_set(source, asked.mib)
-    peers = _present()
-    for name in {name for _, name in GOALS} - peers.keys():
+    wanted = set(asked.peers) or {name for _, name in GOALS}
+    peers = {name: peer for name, peer in _present().items() if name in {"ckptfs", *wanted}}
+    for name in wanted - peers.keys():
         print(f"{name} is not installed: left out")
     found = {(step, name): Figure(step, name, data_bytes=set_bytes) for step in _STEPS for name in peers}
     for number in range(asked.rounds):

@@ -52,12 +52,14 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a benchmark is to do: `folder` is its own, on the file system that is measured; `mib` is the size
-    of a checkpoint set, `chunks` that of the largest index."""
+    of a checkpoint set, `chunks` that of the largest index, `peers` are the only ones to compare with (none:
+    all that are installed)."""
 
     folder: Path
     mib: int
     rounds: int
     chunks: int
+    peers: tuple[str, ...] = ()
 
 
 @contextmanager
