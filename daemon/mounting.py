@@ -49,6 +49,7 @@ from ckptfs.daemon.space import SpaceKeeper
 from ckptfs.daemon.upkeep import Upkeep, commit_or_warn
 from ckptfs.fusefs.face import Face, FaceSettings, StoreParts
 from ckptfs.fusefs.session import Session
+from ckptfs.store import dagcbor
 from ckptfs.store.digest_log import DigestLog
 from ckptfs.store.disk import Space
 from ckptfs.store.errors import Unavailable
@@ -152,6 +153,7 @@ class Mount:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._control.serve)
                 nursery.start_soon(self._parts.processes.prepare)
+                nursery.start_soon(trio.to_thread.run_sync, dagcbor.prepare)
                 nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
                 nursery.start_soon(keep_running, "cutting ahead", self.face.cutting_ahead.run)
                 nursery.start_soon(keep_running, "reading facts of writers", self.face.provenance.run)

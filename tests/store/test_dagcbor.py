@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import tracemalloc
 from typing import Any
@@ -188,3 +190,19 @@ def test_nesting_has_one_limit_both_ways() -> None:
 def test_what_is_no_node_is_not_encoded(wrong: Any) -> None:
     with pytest.raises(ValueError):
         encode_node(wrong)
+
+
+PREPARED = """
+import sys
+from ckptfs.store import dagcbor
+from ckptfs.store.ids import CidCodec
+dagcbor.prepare()
+before = set(sys.modules)
+dagcbor.encode_node([dagcbor.Link(bytes(32), CidCodec.RAW), {"a": b"x"}, 1 << 40, None])
+print(*set(sys.modules) - before)
+"""
+
+
+def test_nothing_is_imported_once_it_is_prepared() -> None:
+    done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"\n"
