@@ -27,6 +27,7 @@ from ckptfs.daemon.drill_notes import DrillNotes
 from ckptfs.daemon.encoding import encoding_of
 from ckptfs.daemon.health_making import HealthMaking
 from ckptfs.daemon.held_signals import SIGNALS, hold
+from ckptfs.daemon.idling import may_be_hurried
 from ckptfs.daemon.kept_session import KeptSession, Names
 from ckptfs.daemon.key_exchange import exchange_key
 from ckptfs.daemon.last_sync import sync_staging
@@ -155,7 +156,8 @@ class Mount:
                 nursery.start_soon(self._parts.processes.prepare)
                 nursery.start_soon(trio.to_thread.run_sync, dagcbor.prepare)
                 nursery.start_soon(keep_running, "reading ahead", self.face.reading_ahead.run)
-                nursery.start_soon(keep_running, "cutting ahead", self.face.cutting_ahead.run)
+                if may_be_hurried():
+                    nursery.start_soon(keep_running, "cutting ahead", self.face.cutting_ahead.run)
                 nursery.start_soon(keep_running, "reading facts of writers", self.face.provenance.run)
                 upkeep = Upkeep(self._parts)
                 nursery.start_soon(keep_running, "committing", upkeep.commit)
