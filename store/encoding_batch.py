@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ckptfs.store.chunk_files import ChunkFiles
-from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Parent, Stored, decode_chunk, encode
+from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Level, Parent, Stored, decode_chunk, encode
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoded_writer import EncodedWriter
 from ckptfs.store.errors import Corrupt, Unsupported
@@ -46,6 +46,7 @@ class EncodingBatch(msgspec.Struct, frozen=True, array_like=True):
     wanted: tuple[Wanted, ...]
     places: dict[ChunkId, Location]
     depths: dict[ChunkId, int]
+    level: Level = "fast"
 
 
 def encode_batch(disk: Disk, batch: EncodingBatch) -> Built | None:
@@ -115,7 +116,7 @@ class _Work:
         parent = None if one.parent is None else self._parent(one.parent, one)
         casts = [found for chunk in one.cast_of if (found := self._parent(chunk, one)) is not None]
         cast_of = casts if len(casts) == len(one.cast_of) else []
-        encoded = encode(payload, one.dtype, parent, cast_of, self._coder)
+        encoded = encode(payload, one.dtype, parent, cast_of, self._coder, self._batch.level)
         if encoded.codec is Codec.RAW or not _is_worth_it(len(payload), len(encoded.stored)):
             return
         if encoded.depth < self._child_depths.get(one.chunk, MAX_DEPTH + 1):

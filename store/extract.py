@@ -174,7 +174,7 @@ class Store:
             kind, version, incompat = form["kind"], form["version"], form["incompat"]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise Damaged(f"{self.root} is not a ckptfs store: {e}") from None
-        if kind != "ckptfs store" or version != 1 or set(incompat) - {"encoded"}:
+        if kind != "ckptfs store" or version != 1 or set(incompat) - {"encoded", "contexts"}:
             raise Damaged(f"the store needs a newer extract.py: format {version}, {incompat}")
 
     def histories(self) -> list[History]:

@@ -19,9 +19,11 @@ except ImportError:
     pass
 
 HEADER = struct.Struct("<BBBBBBBBI")
-_ZSTD, _PLANES, _DELTA, _CAST = 1, 2, 3, 4
+_ZSTD, _PLANES, _DELTA, _CAST, _CONTEXT = 1, 2, 3, 4, 5
 _WIDTHS = {1: 1, 2: 2, 3: 4, 4: 8, 5: 1, 6: 2, 7: 2, 8: 4, 9: 8}
 _FIRST_ORDERED, _FIRST_ROTATED = 5, 7
+_FRACTION_BITS = {6: 10, 7: 7, 8: 23}
+_LANES = 32
 
 
 class Undecodable(ValueError):
@@ -36,7 +38,7 @@ def decode(stored: bytes, codec: int, length: int, depth: int, read: Callable[[b
     number, version, major, minor, element, own, count, _, says = HEADER.unpack_from(stored)
     if number != codec:
         raise Undecodable(f"its place says codec {codec}, and it is not")
-    if version != 1 or not _ZSTD <= codec <= _CAST:
+    if version != 1 or not _ZSTD <= codec <= _CONTEXT:
         raise Undecodable(f"it has codec {codec} version {version}, which ckptfs {major}.{minor} reads")
     body_at = HEADER.size + 32 * count
     if says != length or own >= depth or body_at + 8 > len(stored):
@@ -48,7 +50,10 @@ def decode(stored: bytes, codec: int, length: int, depth: int, read: Callable[[b
     if codec == _CAST:
         return b"".join(map(_cast, parents))
     width = _WIDTHS[element]
-    planes, tail = _planes(body, length, width)
+    if codec == _CONTEXT:
+        planes, tail = _context_planes(body, parents[0], width, _FRACTION_BITS[element])
+    else:
+        planes, tail = _planes(body, length, width)
     is_ordered, is_rotated = element >= _FIRST_ORDERED, element >= _FIRST_ROTATED
     if numpy is not None:
         joined = _joined_fast(planes, parents, width, is_ordered, is_rotated)
@@ -85,6 +90,69 @@ def _planes(body: bytes, length: int, width: int) -> tuple[list[bytes], bytes]:
     if any(len(plane) != count for plane in planes):
         raise Undecodable("its planes are too short")
     return planes, body[at:]
+
+
+def _context_planes(body: bytes, parent: bytes, width: int, fraction_bits: int) -> tuple[list[bytes], bytes]:
+    """The planes of the differences that codec 5 has coded by the parent's exponents, and the tail."""
+    try:
+        values, tail = _context_values(body, parent, width, fraction_bits)
+        mixed = struct.pack(f"<{len(values)}{'H' if width == 2 else 'I'}", *values)
+    except (IndexError, struct.error):
+        raise Undecodable("its tables or words are not those of as many values") from None
+    return [mixed[at::width] for at in range(width)], tail
+
+
+def _context_values(body: bytes, parent: bytes, width: int, fraction_bits: int) -> tuple[list[int], bytes]:
+    known = struct.unpack_from(f"<{len(parent) // width}{'H' if width == 2 else 'I'}", parent)
+    mask = (1 << 8 * width - 1 - fraction_bits) - 1
+    table_of, at = _context_tables(body)
+    tables = [table_of[x >> fraction_bits & mask] for x in known]
+    (words,) = struct.unpack_from("<I", body, at)
+    states = [*struct.unpack_from(f"<{_LANES}I", body, at + 4)]
+    at += 4 + 4 * _LANES
+    stream = iter(struct.unpack_from(f"<{words}H", body, at))
+    end = len(body) - len(parent) % width
+    low, low_at = int.from_bytes(body[at + 2 * words : end], "little"), 0
+    symbols = []
+    for number, table in enumerate(tables):
+        state = states[number % _LANES]
+        symbol, frequency, offset = table[state & 0xFFF]
+        state = frequency * (state >> 12) + offset
+        if state < 1 << 16:
+            state = state << 16 | next(stream, 0)
+        states[number % _LANES] = state
+        symbols.append(symbol)
+    if any(state != 1 << 16 for state in states):
+        raise Undecodable("its states do not end where they began")
+    bits = f"{low:b}"[::-1]
+    values = []
+    for symbol in symbols:
+        count = max(0, symbol // 4 - 1)
+        mantissa = int(bits[low_at : low_at + count][::-1] or "0", 2)
+        values.append((symbol - 4 * count << count) + mantissa)
+        low_at += count
+    return values, body[end:]
+
+
+def _context_tables(body: bytes) -> tuple[list[list[tuple[int, int, int]]], int]:
+    """Of each exponent, by slot: symbol, frequency, distance from its first slot. And where they end."""
+    firsts, at = [0, *body[1 : body[0]]], body[0]
+    tables = []
+    for _ in firsts:
+        first, last = body[at], body[at + 1]
+        at += 2
+        table: list[tuple[int, int, int]] = []
+        for symbol in range(first, last + 1):
+            frequency = body[at]
+            if frequency >= 0x80:
+                at += 1
+                frequency += (body[at] << 7) - 0x80
+            at += 1
+            table += [(symbol, frequency, offset) for offset in range(frequency)]
+        tables.append(table)
+    if any(len(table) != 1 << 12 for table in tables):
+        raise Undecodable("its frequencies do not add up")
+    return [tables[sum(first <= exponent for first in firsts) - 1] for exponent in range(256)], at
 
 
 def _joined_fast(

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from ckptfs.store.chain_shape import SHAPE, ChainShape, Standing, choose_parent
 from ckptfs.store.chunk_table import NEXT_SEGMENT
+from ckptfs.store.codecs import Level
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch, Wanted, encode_batch
 from ckptfs.store.encoding_plan import PlannedChunk
@@ -27,11 +28,12 @@ from ckptfs.store.errors import Corrupt, NoSpace, ReadOnly
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Index, Table
 from ckptfs.store.ingest_commit import Committer
-from ckptfs.store.layout import ENCODED, add_incompat
+from ckptfs.store.layout import CONTEXTS, ENCODED, add_incompat
 from ckptfs.store.packing import Built, remove_segment_files
 from ckptfs.store.parent_table import Lineage
 from ckptfs.store.segment_counts import Counts, counts_of, moved_by, with_counts
 from ckptfs.store.segment_format import (
+    DIFFERENCES,
     MAX_DEPTH,
     Codec,
     Location,
@@ -104,20 +106,21 @@ class Reencoder:
         self._run_batch = run_batch if run_batch is not None else self._in_thread
         self._shape = shape
         self._lock = trio.Lock()
-        self._is_flagged = False
+        self._flagged: set[str] = set()
 
-    async def encode(self, planned: Sequence[PlannedChunk]) -> Encoding:
+    async def encode(self, planned: Sequence[PlannedChunk], level: Level = "fast") -> Encoding:
         """Encode those of BATCH_BYTES and BATCH_CHUNKS of chunks that become smaller; what came of it.
+        What is encoded already stays as it is, at whatever level that was.
 
         Raises NoSpace, OSError, or Corrupt if the disk does not keep what is written; then nothing is
         changed. Durable when: this returned. The raw bytes go later, once that is committed (Reclaim).
         """
         async with self._lock:
             with self._segments.pins.hold() as held:
-                batch, done = await self._prepare(planned, held)
+                batch, done = await self._prepare(planned, held, level)
                 if not batch.wanted:
                     return done
-                self._keep_others_out()
+                self._keep_others_out(level)
                 built = await self._run_batch(batch)
             # Nothing runs between the end of the pins and the change.
             if built is not None:
@@ -125,7 +128,7 @@ class Reencoder:
             return done
 
     async def _prepare(
-        self, planned: Sequence[PlannedChunk], held: set[ChunkId]
+        self, planned: Sequence[PlannedChunk], held: set[ChunkId], level: Level
     ) -> tuple[EncodingBatch, Encoding]:
         """Look up and pin what a batch takes."""
         done, wanted = Encoding(), dict[ChunkId, Wanted]()
@@ -149,7 +152,7 @@ class Reencoder:
         still = tuple(one for one in wanted.values() if self._segments.locate(one.chunk) == one.location)
         done.passed_over = wanted.keys() - {one.chunk for one in still}
         number = self._committer.take_number()
-        return EncodingBatch(number, self._committer.now_ns(), still, places, depths), done
+        return EncodingBatch(number, self._committer.now_ns(), still, places, depths, level), done
 
     def _parent_in_shape(self, nearest: ChunkId) -> ChunkId | None:
         return choose_parent(nearest, self._standing, self._shape)
@@ -162,15 +165,17 @@ class Reencoder:
             return None  # A scrub puts it right.
         if location is None:
             return None
-        base = lineage.parents[0] if lineage is not None and location.codec == Codec.DELTA else None
+        base = lineage.parents[0] if lineage is not None and location.codec in DIFFERENCES else None
         depth = 0 if lineage is None else lineage.depth
         return Standing(depth, parents.count_children(chunk, self._shape.children), base)
 
-    def _keep_others_out(self) -> None:
-        """Before the first encoded segment: programs that do not know them must not open this store."""
-        if not self._is_flagged:
-            add_incompat(self._disk, ENCODED)
-            self._is_flagged = True
+    def _keep_others_out(self, level: Level) -> None:
+        """Before the first encoded segment: programs that do not know what may be in it must not open this
+        store."""
+        for flag in (ENCODED, CONTEXTS) if level == "small" else (ENCODED,):
+            if flag not in self._flagged:
+                add_incompat(self._disk, flag)
+                self._flagged.add(flag)
 
     async def _in_thread(self, batch: EncodingBatch) -> Built | None:
         return await trio.to_thread.run_sync(encode_batch, self._disk, batch)

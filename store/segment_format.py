@@ -59,6 +59,12 @@ class Codec(IntEnum):
     """Byte planes of the differences to a parent of the same length."""
     CAST = 4
     """bfloat16 that is the cast of its float32 parents."""
+    CONTEXT = 5
+    """The same differences as DELTA's, coded by the exponents of the parent."""
+
+
+DIFFERENCES: Final = frozenset({Codec.DELTA, Codec.CONTEXT})
+"""The codecs of what is the difference to one chunk."""
 
 
 PARENTS_OF: Final[dict[int, tuple[int, int]]] = {
@@ -67,6 +73,7 @@ PARENTS_OF: Final[dict[int, tuple[int, int]]] = {
     Codec.PLANES: (0, 0),
     Codec.DELTA: (1, 1),
     Codec.CAST: (1, 2),
+    Codec.CONTEXT: (1, 1),
 }
 """How many parents a payload of each codec has, at least and at most."""
 

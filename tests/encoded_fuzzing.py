@@ -27,6 +27,7 @@ from encoded_series import Series, located, saves
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.bad_chunks import find_bad
+from ckptfs.store.codecs import Level
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import crc64
 from ckptfs.store.histories import Histories
@@ -41,6 +42,7 @@ from ckptfs.store.scrub import Scrubber
 from ckptfs.store.scrub_run import Met
 from ckptfs.store.segment_files import read_idx
 from ckptfs.store.segment_format import (
+    DIFFERENCES,
     MAX_DEPTH,
     Codec,
     Location,
@@ -135,7 +137,7 @@ class Round:
         self._put_payload(place, payload[: place.stored], seal=True)
 
     def _give_other_parents(self) -> None:
-        _, place = self._one(Codec.DELTA, Codec.CAST)
+        _, place = self._one(*DIFFERENCES, Codec.CAST)
         payload = self._payload(place)
         other, _ = self._one()
         at = _PARENTS_AT + 32 * self.draw.randrange(payload[6])
@@ -168,7 +170,7 @@ class Round:
 
     def _make_a_loop(self) -> None:
         """Chunks that lead to each other, in the tables and in what they say themselves."""
-        some = [self._one(Codec.DELTA) for _ in range(self.draw.randint(1, 12))]
+        some = [self._one(*DIFFERENCES) for _ in range(self.draw.randint(1, 12))]
         for (child, place), (parent, _) in zip(some, some[1:] + some[:1], strict=True):
             payload = self._payload(place)
             payload[_PARENTS_AT : _PARENTS_AT + 32] = parent
@@ -286,13 +288,13 @@ def bounded_memory() -> Iterator[None]:
 
 
 @contextmanager
-def fuzzed_series(folder: Path) -> Iterator[Series]:
+def fuzzed_series(folder: Path, level: Level = "fast") -> Iterator[Series]:
     """A store of its own whose saves are encoded."""
     root = memory_or(folder)
     (root / "format").write_bytes(encode_format(Format()))
     store = SmallStore(root)
     try:
-        series = Series(store, _SERIES)
+        series = Series(store, _SERIES, level)
         series.encode_all()
         store.reopen()
         assert all(read_idx(store.disk, int(path.stem, 16)).rows for path in root.rglob("*.idx"))
@@ -304,7 +306,7 @@ def fuzzed_series(folder: Path) -> Iterator[Series]:
 
 def run_round(folder: Path, seed: int) -> tuple[list[str], Counter[str]]:
     """One round; what was changed, and what the readers got. AssertionError names the seed."""
-    with fuzzed_series(folder) as series:
+    with fuzzed_series(folder, "small" if seed % 2 else "fast") as series:
         one = Round(series.store.root, series, seed)
         one.change()
         try:

@@ -16,6 +16,7 @@ import trio
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.chain_shape import ChainShape
+from ckptfs.store.codecs import Level
 from ckptfs.store.encoding_plan import PlannedChunk, Save, earlier_saves, match_save, plan_file
 from ckptfs.store.formats import parse
 from ckptfs.store.histories import Histories
@@ -82,10 +83,11 @@ def tensor_file(tensors: dict[str, tuple[str, bytes]]) -> bytes:
 
 
 class Series:
-    """Saves in a store. `recipes` are those of each save's files, by path."""
+    """Saves in a store. `recipes` are those of each save's files, by path; `level` is that of `encode`."""
 
-    def __init__(self, store: SmallStore, files: Sequence[dict[str, bytes]]) -> None:
+    def __init__(self, store: SmallStore, files: Sequence[dict[str, bytes]], level: Level = "fast") -> None:
         self.store = store
+        self.level: Level = level
         self.files = files
         self.stored: list[dict[str, Ingested]] = [
             {path: store.store_bytes(payload, path) for path, payload in save.items()} for save in files
@@ -93,7 +95,7 @@ class Series:
 
     def encode(self, number: int) -> Encoding:
         """Encode a save against those before it, with room on the disk given back."""
-        done = trio.run(reencoder(self.store).encode, self.planned(number))
+        done = trio.run(reencoder(self.store).encode, self.planned(number), self.level)
         self.store.reclaim()
         return done
 
@@ -252,13 +254,15 @@ def removed(store: SmallStore, chunks: list[ChunkId]) -> set[ChunkId]:
 
 
 @contextmanager
-def encoded_series(tmp_path: Path, files: Sequence[dict[str, bytes]]) -> Iterator[Series]:
+def encoded_series(
+    tmp_path: Path, files: Sequence[dict[str, bytes]], level: Level = "fast"
+) -> Iterator[Series]:
     """A store of its own with these saves, all but the newest encoded, opened again."""
     root = memory_or(tmp_path)
     (root / "format").write_bytes(encode_format(Format()))
     store = SmallStore(root)
     try:
-        one = Series(store, files)
+        one = Series(store, files, level)
         one.encode_all()
         store.reopen()
         yield one

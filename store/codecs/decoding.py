@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from ckptfs.store.codecs import context
 from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element
 from ckptfs.store.codecs.encoded_chunk import Header, body_of
 from ckptfs.store.codecs.entropy import Coder
@@ -39,6 +40,11 @@ def decode(encoded: Buffer, header: Header, parents: Sequence[Buffer], coder: Co
             if len(parents[0]) != header.length:
                 raise Corrupt(f"a chunk of {header.length} bytes has a parent of {len(parents[0])}")
             return _joined(body, header, parents[0], coder)
+        case Codec.CONTEXT:
+            assert header.element is not None, "a header of contexts has an element"
+            if len(parents[0]) != header.length:
+                raise Corrupt(f"a chunk of {header.length} bytes has a parent of {len(parents[0])}")
+            return context.unpacked(body, parents[0], header.element)
         case Codec.CAST:
             return _cast(body, header, parents)
         case _:

@@ -54,6 +54,13 @@ PARAMETERS: Final[dict[Element, int]] = {
 }
 """What the loops over planes are told of an element."""
 
+FRACTION_BITS: Final[dict[Element, int]] = {
+    Element.FLOAT16: 10,
+    Element.BFLOAT16: 7,
+    Element.FLOAT32: 23,
+}
+"""How many bits lie below the exponent, of the elements that codec 5 knows."""
+
 _OF_DTYPE: Final[dict[str, Element]] = {
     "I8": Element.INT8,
     "U8": Element.INT8,

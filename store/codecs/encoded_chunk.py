@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.codecs.elements import Element
+from ckptfs.store.codecs.elements import FRACTION_BITS, Element
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import Buffer, crc64
 from ckptfs.store.ids import DIGEST_BYTES, ChunkId
@@ -24,7 +24,7 @@ _TRAILER = struct.Struct("<Q")
 _VERSION: Final = 1
 _RELEASE: Final = (0, 1)
 _PARENTS: Final = {codec: count for codec, count in PARENTS_OF.items() if codec != Codec.RAW}
-_HAS_ELEMENT: Final = frozenset({Codec.PLANES, Codec.DELTA})
+_HAS_ELEMENT: Final = frozenset({Codec.PLANES, Codec.DELTA, Codec.CONTEXT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,12 @@ def _element(codec: Codec, number: int) -> Element | None:
             raise Corrupt(f"an encoded chunk of codec {codec.name} has an element")
         return None
     try:
-        return Element(number)
+        element = Element(number)
     except ValueError:
         raise Corrupt(f"an encoded chunk has elements of unknown kind {number}") from None
+    if codec == Codec.CONTEXT and element not in FRACTION_BITS:
+        raise Corrupt(f"an encoded chunk of codec {codec.name} has elements of kind {number}")
+    return element
 
 
 def _parents(encoded: Buffer, count: int) -> tuple[ChunkId, ...]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
-from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element, element_of, is_integer
+from ckptfs.store.codecs import context
+from ckptfs.store.codecs.elements import FRACTION_BITS, PARAMETERS, WIDTH, Element, element_of, is_integer
 from ckptfs.store.codecs.encoded_chunk import Header, encode_chunk
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.codecs.kernels import KERNELS
@@ -26,12 +27,18 @@ from ckptfs.store.segment_format import MAX_DEPTH, Codec
 
 _RAW_ABOVE: Final = 0.985
 """A plane that does not get smaller than this stays as it is: it is decoded for nothing then."""
+_CONTEXT_BELOW: Final = 0.99
+"""Codec 5 takes three to five times as long to read as planes; for less than this it is not worth it."""
 _REPEATS_BYTES: Final = 4096
 """zstd's search is tried on tensors in which one of so many bytes begins a word that was met before."""
 _SAMPLED_BYTES: Final = 1 << 20
 """What a parent is chosen by; chunks of tensors are shorter."""
 _COUNTS: Final = np.arange(_SAMPLED_BYTES // (SAMPLE_STRIDE // SAMPLE_RUN) + 1, dtype=np.float32)
 _COUNTS[1:] *= np.log2(_COUNTS[1:])
+
+Level = Literal["fast", "small"]
+"""How much a chunk's encoding may cost. "small": differences to a parent are also coded by its exponents
+(codec 5), which takes three to five times as long to make and to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,12 @@ class Encoded:
 
 
 def encode(
-    payload: Buffer, dtype: str | None, parent: Parent | None, cast_of: Sequence[Parent], coder: Coder
+    payload: Buffer,
+    dtype: str | None,
+    parent: Parent | None,
+    cast_of: Sequence[Parent],
+    coder: Coder,
+    level: Level = "fast",
 ) -> Encoded:
     """The smallest encoding found of a chunk of values of `dtype` (None: of anything).
 
@@ -72,7 +84,12 @@ def encode(
         parent = None
     found = [Encoded(Codec.RAW, payload)]
     if element is not None:
-        found.append(_planes(payload, element, parent, coder))
+        planes = _planes(payload, element, parent, coder)
+        found.append(planes)
+        if level == "small" and parent is not None and element in FRACTION_BITS:
+            one = _context(payload, element, parent)
+            if len(one.stored) <= _CONTEXT_BELOW * len(planes.stored):
+                found.append(one)
     if element is None or is_integer(element) or _repeats(payload):
         body = coder.searching(payload)
         if len(body) < len(payload):
@@ -126,6 +143,12 @@ def _planes(payload: Buffer, element: Element, parent: Parent | None, coder: Cod
     else:
         header = Header(Codec.DELTA, len(payload), element, parent.depth + 1, (parent.chunk,))
     return Encoded(header.codec, encode_chunk(header, body), header.depth, header.parents)
+
+
+def _context(payload: Buffer, element: Element, parent: Parent) -> Encoded:
+    header = Header(Codec.CONTEXT, len(payload), element, parent.depth + 1, (parent.chunk,))
+    stored = encode_chunk(header, context.packed(payload, parent.payload, element))
+    return Encoded(header.codec, stored, header.depth, header.parents)
 
 
 def _helps(payload: Buffer, parent: Parent, element: Element) -> bool:

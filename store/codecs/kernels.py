@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ckptfs.store.codecs import planes_twin
+from ckptfs.store.codecs import context_twin, planes_twin
 from ckptfs.store.hashing import Buffer
 
 try:
@@ -31,6 +31,27 @@ class Kernels(Protocol):
     def sample(self, source: Buffer, parent: Buffer | None, width: int, parameters: int, /) -> bytes: ...
 
     def repeats(self, source: Buffer, /) -> int: ...
+
+
+class ContextKernels(Protocol):
+    """What `context_twin` documents. ValueError if lengths do not fit together."""
+
+    def context_counts(self, source: Buffer, parent: Buffer, width: int, fraction_bits: int, /) -> bytes: ...
+
+    def context_pack(
+        self,
+        source: Buffer,
+        parent: Buffer,
+        width: int,
+        fraction_bits: int,
+        context_of: Buffer,
+        frequencies: Buffer,
+        /,
+    ) -> bytes: ...
+
+    def context_unpack(
+        self, body: Buffer, parent: Buffer, width: int, fraction_bits: int, /
+    ) -> bytes | None: ...
 
 
 class Unpacker(Protocol):
@@ -64,3 +85,7 @@ def huffman_frame(source: Buffer) -> bytes:
 TWIN: Kernels = planes_twin
 NATIVE: Kernels | None = _planes
 KERNELS: Kernels = TWIN if NATIVE is None else NATIVE
+
+CONTEXT_TWIN: ContextKernels = context_twin
+CONTEXT_NATIVE: ContextKernels | None = _planes
+CONTEXT_KERNELS: ContextKernels = CONTEXT_TWIN if CONTEXT_NATIVE is None else CONTEXT_NATIVE

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "context_methods.h"
 #include "huffman.h"
 #include "loops.h"
 #include "unpacker.h"
@@ -236,6 +237,11 @@ static PyMethodDef methods[] = {
     {"sample", sample, METH_VARARGS, "sample(source, parent, width, parameters): counts of byte values."},
     {"repeats", repeats, METH_VARARGS, "repeats(source): how many sampled words occurred before."},
     {"huffman", huffman, METH_VARARGS, "huffman(source): a zstd frame, or nothing if zstd does better."},
+    {"context_counts", context_counts, METH_VARARGS, "context_counts(source, parent, width, fraction_bits): u32."},
+    {"context_pack", context_pack, METH_VARARGS,
+     "context_pack(source, parent, width, fraction_bits, context_of, frequencies): what stands behind the tables."},
+    {"context_unpack", context_unpack, METH_VARARGS,
+     "context_unpack(body, parent, width, fraction_bits): the source again, or None."},
     {"use_loops", use, METH_VARARGS, "use_loops(name): for tests; whether this CPU has them."},
     {NULL, NULL, 0, NULL},
 };

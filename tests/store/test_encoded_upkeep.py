@@ -44,9 +44,9 @@ from ckptfs.store.whole_segment import WholeSegments
 SERIES = saves(4)
 
 
-@pytest.fixture
-def series(tmp_path: Path) -> Iterator[Series]:
-    with encoded_series(tmp_path, SERIES) as one:
+@pytest.fixture(params=["fast", "small"])
+def series(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Series]:
+    with encoded_series(tmp_path, SERIES, request.param) as one:
         yield one
 
 

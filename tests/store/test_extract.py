@@ -297,10 +297,10 @@ def encoded_store(root: Path) -> list[dict[str, bytes]]:
                 if entry.recipe is not None
             }
             if step < len(files) - 1:
-                await one.encode([*planned(chunks, before)])
+                await one.encode([*planned(chunks, before)], "small" if step % 2 else "fast")
             before = chunks
         codecs = {decode_location(value).codec for _, value in store.index.scan(Table.CHUNK)}
-        assert codecs >= {Codec.RAW, Codec.ZSTD, Codec.PLANES, Codec.DELTA, Codec.CAST}
+        assert codecs >= {Codec.RAW, Codec.ZSTD, Codec.PLANES, Codec.DELTA, Codec.CAST, Codec.CONTEXT}
         store.index.commit()
         await store.ingest.reclaim.execute()
         store.close()

@@ -18,9 +18,11 @@ from encoded_series import (
     Series,
     check_tables,
     encoded_chunks,
+    encoded_series,
     family,
     flip,
     located,
+    rebuilt,
     reencoder,
     saves,
     tensor_file,
@@ -34,7 +36,7 @@ from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.index import Change, Table
-from ckptfs.store.layout import ENCODED, Format, encode_format, read_format
+from ckptfs.store.layout import CONTEXTS, ENCODED, Format, encode_format, read_format
 from ckptfs.store.packing import Built
 from ckptfs.store.reencode import Reencoder
 from ckptfs.store.segment_files import read_idx
@@ -88,6 +90,25 @@ def test_every_byte_is_the_same_and_it_takes_less(series: Series) -> None:
     assert SegmentKind.ENCODED in kinds
 
 
+def test_at_the_small_level_it_takes_less_still_and_what_was_encoded_stays(
+    tmp_path: Path, series: Series
+) -> None:
+    series.encode_all()
+    fast = series.store.segments.payload_bytes()
+    series.level = "small"
+    series.encode_all()
+    assert series.store.segments.payload_bytes() == fast
+    with encoded_series(tmp_path, SERIES, "small") as one:
+        assert codecs(one, 0, PATH) >= {Codec.PLANES}
+        assert codecs(one, 1, PATH) >= {Codec.CONTEXT} and codecs(one, 1, BFLOAT16) >= {Codec.CAST}
+        assert one.store.segments.payload_bytes() < 0.99 * fast
+        one.check(100_000)
+        check_tables(one.store)
+        assert rebuilt(one) == []
+        one.check()
+        check_tables(one.store)
+
+
 def idx_files(store: SmallStore) -> list[Path]:
     return [path for path in store.segment_files() if path.suffix == ".idx"]
 
@@ -103,7 +124,8 @@ def test_programs_that_do_not_know_encoded_segments_are_kept_out_before_the_firs
     one = reencoder(store)
     one._run_batch = run
     trio.run(one.encode, series.planned(0))
-    assert flags == [(ENCODED,)]
+    trio.run(one.encode, series.planned(1), "small")
+    assert flags == [(ENCODED,), (ENCODED, CONTEXTS)]
 
 
 def test_a_chain_is_no_longer_than_it_may_be(store: SmallStore) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckptfs.store.codecs import Coder, Header, Stored, decode_chunk, decode_header
 from ckptfs.store.codecs.decoding import decode
-from ckptfs.store.codecs.elements import Element
+from ckptfs.store.codecs.elements import FRACTION_BITS, Element
 from ckptfs.store.codecs.encoded_chunk import encode_chunk
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import chunk_id, crc64
@@ -60,9 +60,10 @@ def test_every_codec_has_a_golden_chunk() -> None:
 
 @st.composite
 def headers(draw: st.DrawFn) -> Header:
-    codec = draw(st.sampled_from([Codec.ZSTD, Codec.PLANES, Codec.DELTA, Codec.CAST]))
-    element = draw(st.sampled_from(Element)) if codec in (Codec.PLANES, Codec.DELTA) else None
-    count = {Codec.DELTA: 1, Codec.CAST: draw(st.integers(1, 2))}.get(codec, 0)
+    codec = draw(st.sampled_from([Codec.ZSTD, Codec.PLANES, Codec.DELTA, Codec.CAST, Codec.CONTEXT]))
+    elements = {Codec.PLANES: [*Element], Codec.DELTA: [*Element], Codec.CONTEXT: [*FRACTION_BITS]}.get(codec)
+    element = draw(st.sampled_from(elements)) if elements is not None else None
+    count = {Codec.DELTA: 1, Codec.CONTEXT: 1, Codec.CAST: draw(st.integers(1, 2))}.get(codec, 0)
     parents = tuple(draw(st.lists(IDS, min_size=count, max_size=count)))
     depth = draw(st.integers(1, 8)) if count else 0
     return Header(codec, draw(st.integers(1, (1 << 32) - 1)), element, depth, parents)
@@ -121,7 +122,7 @@ def test_each_cut_is_found(vector: dict[str, Any]) -> None:
                 decode_chunk(chunk, fetched(vector, short).__getitem__, CODER)
 
 
-@pytest.mark.parametrize(("codec", "version"), [(5, 1), (0, 1), (2, 2), (255, 255)])
+@pytest.mark.parametrize(("codec", "version"), [(6, 1), (5, 2), (0, 1), (2, 2), (255, 255)])
 def test_a_later_codec_names_who_can_read_it(codec: int, version: int) -> None:
     encoded = resealed(bytes([codec, version, 3, 14]) + b"whatever follows" + bytes(8))
     with pytest.raises(Unsupported, match=rf"codec {codec} version {version}: ckptfs 3\.14 or later"):

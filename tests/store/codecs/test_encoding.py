@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -15,15 +16,17 @@ from ckptfs.store.codecs import (
     MAX_DEPTH,
     Coder,
     Encoded,
+    Level,
     Parent,
     Stored,
+    context,
     decode_chunk,
     decoding,
     encode,
     encoding,
     entropy,
 )
-from ckptfs.store.codecs.kernels import TWIN
+from ckptfs.store.codecs.kernels import CONTEXT_TWIN, TWIN
 from ckptfs.store.codecs.planes_twin import cast
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.formats.layout import DTYPE_BITS
@@ -31,6 +34,7 @@ from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.segment_format import Codec
 
 CODER = Coder()
+LEVELS: tuple[Level, ...] = ("fast", "small")
 CHUNK_BYTES = 256 << 10
 
 
@@ -75,8 +79,8 @@ def kinds_of_input() -> dict[str, tuple[bytes, bytes]]:
 @pytest.mark.parametrize("kind", kinds_of_input())
 def test_every_dtype_comes_back(kind: str, dtype: str | None) -> None:
     payload, other = kinds_of_input()[kind]
-    for parent in (None, parent_of(other, 2)):
-        encoded = encode(payload, dtype, parent, (), CODER)
+    for parent, level in product((None, parent_of(other, 2)), LEVELS):
+        encoded = encode(payload, dtype, parent, (), CODER, level)
         assert len(encoded.stored) <= len(payload)
         assert encoded.depth == (3 if encoded.parents else 0)
         assert decoded(payload, encoded, () if parent is None else (parent,)) == payload
@@ -84,19 +88,30 @@ def test_every_dtype_comes_back(kind: str, dtype: str | None) -> None:
             assert len(encoded.stored) < len(payload) / 10, encoded.codec
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "I8", "I64", "F64"])
-def test_whichever_loops_what_is_stored_is_read(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whichever_loops_what_is_stored_is_read(
+    dtype: str, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A machine without a compiler reads what another has stored, and the other way round.
 
     With zstd's own frames on both, the stored bytes are the same.
     """
     kinds = {kind: (payload, parent_of(other)) for kind, (payload, other) in kinds_of_input().items()}
-    native = {kind: encode(payload, dtype, parent, (), CODER) for kind, (payload, parent) in kinds.items()}
+
+    def encoded() -> dict[str, Encoded]:
+        return {
+            kind: encode(payload, dtype, parent, (), CODER, level)
+            for kind, (payload, parent) in kinds.items()
+        }
+
+    native = encoded()
     monkeypatch.setattr(entropy, "huffman_frame", lambda plain: b"")
-    slower = {kind: encode(payload, dtype, parent, (), CODER) for kind, (payload, parent) in kinds.items()}
+    slower = encoded()
     monkeypatch.setattr(encoding, "KERNELS", TWIN)
+    monkeypatch.setattr(context, "CONTEXT_KERNELS", CONTEXT_TWIN)
+    assert encoded() == slower
     for kind, (payload, parent) in kinds.items():
-        assert encode(payload, dtype, parent, (), CODER) == slower[kind]
         assert decoded(payload, slower[kind], (parent,)) == payload
     monkeypatch.setattr(decoding, "KERNELS", TWIN)
     for kind, (payload, parent) in kinds.items():
@@ -126,7 +141,7 @@ def test_anything_comes_back(payload: bytes, repeat: int, dtype: str | None, dat
         st.one_of(st.none(), st.just(payload), st.binary(max_size=200).map(lambda b: b * repeat))
     )
     parent = None if other is None else parent_of(other, data.draw(st.integers(0, MAX_DEPTH)))
-    encoded = encode(payload, dtype, parent, (), CODER)
+    encoded = encode(payload, dtype, parent, (), CODER, data.draw(st.sampled_from(LEVELS)))
     assert len(encoded.stored) <= len(payload) and encoded.depth <= MAX_DEPTH
     assert decoded(payload, encoded, () if parent is None else (parent,)) == payload
 
@@ -163,12 +178,34 @@ def test_a_parent_is_used_if_it_helps() -> None:
     assert (far.codec, len(far.stored)) == (alone.codec, len(alone.stored)) and not far.parents
 
 
+@pytest.mark.parametrize(("dtype", "least"), [("F32", 0.03), ("BF16", 0.1), ("F16", 0.05)])
+def test_at_the_small_level_differences_take_less(dtype: str, least: float) -> None:
+    first, second = weights(6, 1 << 17), weights(6, 1 << 17) + weights(7, 1 << 17, spread=1e-4)
+    saves = {
+        "F32": [first.tobytes(), second.tobytes()],
+        "BF16": [cast(first.tobytes()), cast(second.tobytes())],
+        "F16": [first.astype("<f2").tobytes(), second.astype("<f2").tobytes()],
+    }[dtype]
+    fast, small = (encode(saves[1], dtype, parent_of(saves[0]), (), CODER, level) for level in LEVELS)
+    assert (fast.codec, small.codec) == (Codec.DELTA, Codec.CONTEXT)
+    assert (fast.depth, fast.parents) == (small.depth, small.parents)
+    assert len(fast.stored) / len(small.stored) > 1 + least
+    assert decoded(saves[1], small, (parent_of(saves[0]),)) == saves[1]
+
+
+def test_at_the_small_level_what_is_not_near_its_parent_is_as_at_the_fast_one() -> None:
+    payload, other = weights(6).tobytes(), weights(8).tobytes()
+    fast, small = (encode(payload, "F32", parent_of(other), (), CODER, level) for level in LEVELS)
+    assert fast == small and fast.codec is Codec.PLANES
+
+
 @pytest.mark.parametrize("wrong", ["too deep", "longer", "shorter"])
 def test_a_parent_that_cannot_be_is_not_used(wrong: str) -> None:
     payload = weights(9).tobytes()
     other = {"too deep": payload, "longer": payload + b"x", "shorter": payload[:-4]}[wrong]
-    encoded = encode(payload, "F32", parent_of(other, MAX_DEPTH if wrong == "too deep" else 0), (), CODER)
-    assert encoded.codec is Codec.PLANES
+    parent = parent_of(other, MAX_DEPTH if wrong == "too deep" else 0)
+    for level in LEVELS:
+        assert encode(payload, "F32", parent, (), CODER, level).codec is Codec.PLANES
 
 
 def test_the_deepest_parent_is_used() -> None:
@@ -216,14 +253,16 @@ def test_what_is_not_exactly_the_cast_is_no_cast(wrong: str) -> None:
     assert decoded(payload, encoded, parents) == payload
 
 
-def test_wrong_parents_are_found() -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_wrong_parents_are_found(level: Level) -> None:
     first, second = weights(12).tobytes(), (weights(12) + weights(13, spread=1e-5)).tobytes()
-    encoded = encode(second, "F32", parent_of(first), (), CODER)
+    encoded = encode(second, "F32", parent_of(first), (), CODER, level)
     rows = {
         chunk_id(second): Stored(encoded.codec, len(second), encoded.stored),
         chunk_id(first): Stored(Codec.RAW, len(first), first[:-1] + b"\0"),
     }
-    with pytest.raises(Corrupt, match="other bytes"):
+    # Its last value has another exponent now: at the small level no more than noise would come out.
+    with pytest.raises(Corrupt, match={"fast": "other bytes", "small": "not those of 262144 bytes"}[level]):
         decode_chunk(chunk_id(second), rows.__getitem__, CODER)
     rows[chunk_id(first)] = Stored(Codec.RAW, len(first) - 4, first[:-4])
     with pytest.raises(Corrupt, match="parent of"):
