@@ -99,8 +99,9 @@ class Round:
         return self.root / segment_paths(place.segment)[idx]
 
     def _payload(self, place: Location) -> bytearray:
+        """What lies there; zeros, where the file was cut."""
         content = self._path(place).read_bytes()
-        return bytearray(content[place.offset : place.offset + place.stored])
+        return bytearray(content[place.offset : place.offset + place.stored].ljust(place.stored, b"\0"))
 
     def _put_payload(self, place: Location, payload: bytes | bytearray, *, seal: bool) -> None:
         sealed = bytearray(payload)
