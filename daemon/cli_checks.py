@@ -23,6 +23,7 @@ from ckptfs.daemon.cli_output import (
     show_gc,
     show_status,
 )
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import InvalidRequest
 
 MaybeVersion = Annotated[str, typer.Argument(metavar="PATH[@VERSION]")]
@@ -193,6 +194,10 @@ def encode(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing, say how much would be looked at.")
     ] = False,
+    level: Annotated[
+        Level | None,
+        typer.Option(help="How small: small takes longer to make and to read. As configured, if not said."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store the saves of a unit smaller, without loss: all but the newest of each kind, or a version's.
@@ -203,7 +208,7 @@ def encode(
     from ckptfs.daemon.cli_source import opened
 
     with opened(path, None) as (source, inner), progress_shown("encode") as on_progress:
-        request = messages.Encode(path=inner, dry_run=dry_run)
+        request = messages.Encode(path=inner, dry_run=dry_run, level=level)
         answer = cast("Mapping[str, object]", source.ask(request, on_progress))
     if as_json:
         print_json(answer)

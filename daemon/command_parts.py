@@ -31,6 +31,7 @@ from ckptfs.daemon.service import Service
 from ckptfs.daemon.verifying import worker_limiter
 from ckptfs.fusefs.face import Face
 from ckptfs.store.digest_log import DigestLog
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.health_log import HealthLog
 from ckptfs.store.ids import RecipeId
 from ckptfs.store.index import Change
@@ -55,7 +56,7 @@ class CommandParts:
     facts: Callable[[], Awaitable[Facts]]
     collect: Callable[[bool], Awaitable[Json]]
     scrub: Callable[[Report], Awaitable[Json]]
-    encode: Callable[[Unit, set[RecipeId] | None, Report, bool], Awaitable[Json]]
+    encode: Callable[[Unit, set[RecipeId] | None, Report, bool, Level | None], Awaitable[Json]]
     exchange_key: Callable[[], Awaitable[None]]
     everybody: bool
 

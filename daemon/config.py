@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import InvalidRequest
 from ckptfs.store.retention import Policy
 
@@ -90,7 +91,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     background, and with `health` their float tensors are looked at on the way. `provenance`: versions say
     which processes wrote them. Saves that are not the newest of their kind are encoded, without loss,
     `encode_after_s` seconds after their version was made ("never": only by `ckptfs encode`),
-    `encode_rate_mib_s` MiB a second at most (0: as fast as it goes). `metrics`: where Prometheus finds the
+    `encode_rate_mib_s` MiB a second at most (0: as fast as it goes); `encode_level` "small" makes them
+    smaller still, and slower to make and to read. `metrics`: where Prometheus finds the
     daemon's figures, an address such as "127.0.0.1:9469" or the path of a file that ends in ".prom" (for the
     node exporter's textfile collector); "" keeps none. Units stand in it by their ids, with `metrics_names`
     by name. `remote`: where versions are copied to; `copies`: how many of them must have a version before it
@@ -112,6 +114,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     provenance: bool = True
     encode_after_s: After = "never"
     encode_rate_mib_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 64.0
+    encode_level: Level = "fast"
     metrics: str = ""
     metrics_names: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -26,6 +26,7 @@ from ckptfs.daemon.encoding_worker import EncodingWorker
 from ckptfs.daemon.messages import Json, Progress
 from ckptfs.daemon.open_store import OpenStore
 from ckptfs.daemon.retaining import Policies
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.encoding_saves import SavedFile
 from ckptfs.store.errors import CkptfsError, Corrupt, NoSpace
@@ -65,9 +66,11 @@ class EncodingTask:
         end: Callable[[], Awaitable[None]],
         *,
         has_room: Callable[[], bool] = lambda: True,
+        level: Callable[[], Level] = lambda: "fast",
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`bytes_s`: so many plain bytes a second at most (0: as fast as it goes); `may_work` says whether
+        """`bytes_s`: so many plain bytes a second at most (0: as fast as it goes); `level` is that of whoever
+        names none; `may_work` says whether
         nothing more urgent goes on, `has_room` whether what is to be kept free is; `end` is called when there
         is nothing to do for a while."""
         self._index = index
@@ -78,6 +81,7 @@ class EncodingTask:
         self._bytes_s = bytes_s
         self._may_work = may_work
         self._has_room = has_room
+        self._level = level
         self._end = end
         self._now_ns = now_ns
         self._files = EncodingFiles(segments, histories)
@@ -112,7 +116,7 @@ class EncodingTask:
         for unit, after_s in units:
             if after_s is not None:
                 before_ns = self._now_ns() - int(after_s * 1e9)
-                await self._unit(unit, partial(_is_before, before_ns), pace, done, None)
+                await self._unit(unit, partial(_is_before, before_ns), self._level(), pace, done, None)
         return done
 
     async def now(
@@ -121,6 +125,7 @@ class EncodingTask:
         contents: set[RecipeId] | None,
         report: Callable[[Progress], None],
         dry_run: bool,
+        level: Level | None = None,
     ) -> Json:
         """`ckptfs encode`: those of `contents` (None: of all) that are not the newest of their kind.
 
@@ -134,7 +139,7 @@ class EncodingTask:
             return _row(await self._survey(unit, chosen), dry_run=True)
         done = Encoding()
         try:
-            await self._unit(unit, chosen, Pace(0), done, report)
+            await self._unit(unit, chosen, level or self._level(), Pace(0), done, report)
         finally:
             await self._finish()
         return _row(done, dry_run=False)
@@ -153,6 +158,7 @@ class EncodingTask:
         self,
         unit: Unit,
         chosen: Callable[[SavedFile], bool],
+        level: Level,
         pace: Pace,
         done: Encoding,
         report: Callable[[Progress], None] | None,
@@ -174,7 +180,7 @@ class EncodingTask:
 
             for save in await files.saves_with(due):
                 planned = await self._files.planned(files, save, due.__contains__)
-                await self._save(files, planned, pace, done, looked_at, rests=report is None)
+                await self._save(files, planned, level, pace, done, looked_at, rests=report is None)
         finally:
             self.pending_bytes -= left
             self._passes -= 1
@@ -198,6 +204,7 @@ class EncodingTask:
         self,
         files: UnitFiles,
         planned: Sequence[tuple[SavedFile, Sequence[PlannedChunk]]],
+        level: Level,
         pace: Pace,
         done: Encoding,
         looked_at: Callable[[SavedFile], None],
@@ -220,7 +227,7 @@ class EncodingTask:
             try:
                 # Not held while it rests: whoever asks for it by hand is not kept waiting.
                 async with self._one_at_a_time:
-                    one = await self._careful.encode(batch)
+                    one = await self._careful.encode(batch, level)
             except Corrupt as e:
                 log.error("%s, and what follows it, is not encoded: %s", waiting[0][0].path, e)
                 again.update(chunk.chunk for chunk in batch)
@@ -304,6 +311,7 @@ def encoding_of(
         may_take_room,
         worker.close,
         has_room=lambda: parts.disk.space().available >= min_free_bytes(),
+        level=lambda: config().encode_level,
     )
 
 

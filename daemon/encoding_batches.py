@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from ckptfs.daemon.encoding_worker import EncoderDied
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId, cid_text
@@ -19,7 +20,7 @@ from ckptfs.store.reencode import BATCH_BYTES, BATCH_CHUNKS, Encoding
 
 log = logging.getLogger(__name__)
 _MOST_AT_ONCE = 8
-Encode = Callable[[Sequence[PlannedChunk]], Awaitable[Encoding]]
+Encode = Callable[[Sequence[PlannedChunk], Level], Awaitable[Encoding]]
 """As Reencoder.encode."""
 
 
@@ -44,7 +45,7 @@ class CarefulEncoding:
         self._encode = encode
         self.left_raw: set[ChunkId] = set()
 
-    async def encode(self, batch: Sequence[PlannedChunk]) -> Encoding:
+    async def encode(self, batch: Sequence[PlannedChunk], level: Level = "fast") -> Encoding:
         """As Reencoder.encode. EncoderDied or Corrupt if more than a few chunks of a batch make it fail:
         then it is not the chunks. Durable when: this returned."""
         done, blamed = Encoding(), set[ChunkId]()
@@ -52,7 +53,7 @@ class CarefulEncoding:
         while parts:
             part = parts.pop()
             try:
-                done.add(await self._encode(part))
+                done.add(await self._encode(part, level))
                 continue
             except (EncoderDied, Corrupt) as e:
                 error = e
@@ -60,7 +61,7 @@ class CarefulEncoding:
                 # What was encoded against what comes before it goes behind it.
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
-            elif await self._fails_again(part, done):
+            elif await self._fails_again(part, level, done):
                 if len(blamed) >= _MOST_AT_ONCE:
                     self.left_raw -= blamed
                     raise error
@@ -70,10 +71,10 @@ class CarefulEncoding:
                 log.error("chunk %s stays as it is, the encoder fails of it: %s", cid_text(chunk), error)
         return done
 
-    async def _fails_again(self, part: Sequence[PlannedChunk], done: Encoding) -> bool:
+    async def _fails_again(self, part: Sequence[PlannedChunk], level: Level, done: Encoding) -> bool:
         """Whoever has ended the process need not have meant this chunk."""
         try:
-            done.add(await self._encode(part))
+            done.add(await self._encode(part, level))
         except (EncoderDied, Corrupt):
             return True
         return False

@@ -20,6 +20,7 @@ from typing import Literal, cast
 import msgspec
 
 from ckptfs.store import errors
+from ckptfs.store.encoding_level import Level
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_PATH_BYTES = 16 * 1024
@@ -214,9 +215,11 @@ class Gc(Request, frozen=True, kw_only=True):
 
 
 class Encode(Request, frozen=True, kw_only=True):
-    """Encode the saves of a unit that are not the newest, or those of a version; or say how much that is."""
+    """Encode the saves of a unit that are not the newest, or those of a version; or say how much that is.
+    `level`: None is what the configuration says."""
 
     dry_run: bool = False
+    level: Level | None = None
 
 
 class Import(Request, frozen=True, kw_only=True):

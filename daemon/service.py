@@ -28,6 +28,7 @@ from ckptfs.daemon.queries import Queries, units_of
 from ckptfs.daemon.remote_service import RemoteService, RollingBack
 from ckptfs.daemon.rights import Access, Caller
 from ckptfs.fusefs.rollback import Wanted
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import Conflict, InvalidRequest, NotFound
 from ckptfs.store.histories import Histories
 from ckptfs.store.history import VersionRecord
@@ -80,10 +81,10 @@ class Service:
         remotes: RemoteService,
         imports: ImportService,
         drills: DrillNotes,
-        encode: Callable[[Unit, set[RecipeId] | None, Report, bool], Awaitable[Json]],
+        encode: Callable[[Unit, set[RecipeId] | None, Report, bool, Level | None], Awaitable[Json]],
     ) -> None:
         """`make_unit(directory)` makes a directory a unit, `collect(dry run)` is the answer to `gc`,
-        `scrub(report)` that to `scrub`, `encode(unit, contents, report, dry run)` that to `encode`;
+        `scrub(report)` that to `scrub`, `encode(unit, contents, report, dry run, level)` that to `encode`;
         `rotate_key()` has all that follows signed with a new key."""
         self._addresses = addresses
         self._queries = queries
@@ -183,7 +184,7 @@ class Service:
         contents = None
         if address.version is not None:
             contents = await self._queries.contents(self._addresses.record(address))
-        return await self._encode(address.unit, contents, report, request.dry_run)
+        return await self._encode(address.unit, contents, report, request.dry_run, request.level)
 
     async def _for_owner(self, request: _Owners, report: Report) -> Json:
         match request:

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 import msgspec
 
 from ckptfs.store.chunk_files import ChunkFiles
-from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Level, Parent, Stored, decode_chunk, encode
+from ckptfs.store.codecs import MAX_DEPTH, Coder, Encoded, Parent, Stored, decode_chunk, encode
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoded_writer import EncodedWriter
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.packing import Built

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from ckptfs.store.chain_shape import SHAPE, ChainShape, Standing, choose_parent
 from ckptfs.store.chunk_table import NEXT_SEGMENT
-from ckptfs.store.codecs import Level
 from ckptfs.store.disk import Disk
 from ckptfs.store.encoding_batch import EncodingBatch, Wanted, encode_batch
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt, NoSpace, ReadOnly
 from ckptfs.store.ids import ChunkId

@@ -27,7 +27,7 @@ from encoded_series import Series, located, saves
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.bad_chunks import find_bad
-from ckptfs.store.codecs import Level
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import Corrupt, Unsupported
 from ckptfs.store.hashing import crc64
 from ckptfs.store.histories import Histories

@@ -16,7 +16,7 @@ import trio
 from small_store import SmallStore, memory_or
 
 from ckptfs.store.chain_shape import ChainShape
-from ckptfs.store.codecs import Level
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.encoding_plan import PlannedChunk, Save, earlier_saves, match_save, plan_file
 from ckptfs.store.formats import parse
 from ckptfs.store.histories import Histories

@@ -6,7 +6,7 @@ says what the stored bytes are.
 
 from ckptfs.store.codecs.chain import Stored, decode_chunk
 from ckptfs.store.codecs.encoded_chunk import Header, decode_header
-from ckptfs.store.codecs.encoding import Encoded, Level, Parent, encode
+from ckptfs.store.codecs.encoding import Encoded, Parent, encode
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.segment_format import MAX_DEPTH
 
@@ -15,7 +15,6 @@ __all__ = [
     "Coder",
     "Encoded",
     "Header",
-    "Level",
     "Parent",
     "Stored",
     "decode_chunk",

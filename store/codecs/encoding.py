@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ckptfs.store.codecs.encoded_chunk import Header, encode_chunk
 from ckptfs.store.codecs.entropy import Coder
 from ckptfs.store.codecs.kernels import KERNELS
 from ckptfs.store.codecs.planes_twin import SAMPLE_RUN, SAMPLE_STRIDE
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.hashing import Buffer
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.segment_format import MAX_DEPTH, Codec
@@ -28,17 +29,13 @@ from ckptfs.store.segment_format import MAX_DEPTH, Codec
 _RAW_ABOVE: Final = 0.985
 """A plane that does not get smaller than this stays as it is: it is decoded for nothing then."""
 _CONTEXT_BELOW: Final = 0.99
-"""Codec 5 takes three to five times as long to read as planes; for less than this it is not worth it."""
+"""Codec 5 takes three to six times as long to read as planes: not worth it for less than this."""
 _REPEATS_BYTES: Final = 4096
 """zstd's search is tried on tensors in which one of so many bytes begins a word that was met before."""
 _SAMPLED_BYTES: Final = 1 << 20
 """What a parent is chosen by; chunks of tensors are shorter."""
 _COUNTS: Final = np.arange(_SAMPLED_BYTES // (SAMPLE_STRIDE // SAMPLE_RUN) + 1, dtype=np.float32)
 _COUNTS[1:] *= np.log2(_COUNTS[1:])
-
-Level = Literal["fast", "small"]
-"""How much a chunk's encoding may cost. "small": differences to a parent are also coded by its exponents
-(codec 5), which takes three to five times as long to make and to read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ckptfs.daemon.peer import Peer
 from ckptfs.daemon.rights import Caller, Modes
 from ckptfs.daemon.service import Service
 from ckptfs.fusefs.rollback import Rolled, Wanted
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import CkptfsError, Conflict, InvalidRequest, NotFound, NotPermitted
 from ckptfs.store.history import VersionRecord
 from ckptfs.store.ids import RecipeId
@@ -99,11 +100,14 @@ def world(filled_store: FilledStore) -> World:
     async def rotate() -> None:
         filled_store.keyring.signing = NEW_KEY
 
-    async def encode(unit: Unit, contents: set[RecipeId] | None, report: Report, dry_run: bool) -> Json:
+    async def encode(
+        unit: Unit, contents: set[RecipeId] | None, report: Report, dry_run: bool, level: Level | None
+    ) -> Json:
         return {
             "unit": unit.text,
             "contents": None if contents is None else len(contents),
             "dry_run": dry_run,
+            "level": level,
         }
 
     rights = Rights(
@@ -301,10 +305,10 @@ def test_the_rest_is_the_owners(world: World) -> None:
     assert answered(world.ask(OWNER, messages.Seal(path="/open/x@1")))["path"] == "x"
     assert world.ask(OWNER, messages.Gc()) == {"freed_bytes": FREED_BYTES, "dry_run": False}
     assert world.ask(OWNER, messages.Scrub()) == {"corrupt": []}
-    whole = world.ask(OWNER, messages.Encode(path="/open"))
-    assert whole == {"unit": "open", "contents": None, "dry_run": False}
+    whole = world.ask(OWNER, messages.Encode(path="/open", level="small"))
+    assert whole == {"unit": "open", "contents": None, "dry_run": False, "level": "small"}
     named = world.ask(OWNER, messages.Encode(path="/open@1", dry_run=True))
-    assert named == {"unit": "open", "contents": 2, "dry_run": True}
+    assert named == {"unit": "open", "contents": 2, "dry_run": True, "level": None}
     assert world.refused(OWNER, messages.Encode(path="/open/d")) is InvalidRequest
     world.ask(ROOT, messages.Forget(path="/open@1"))
     assert world.ask(ROOT, messages.Log(path="/open")) == []

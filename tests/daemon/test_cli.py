@@ -230,6 +230,7 @@ def test_the_request_of_every_command(
         (("du", str(daemon.mountpoint), "--by-dtype"), messages.Du(path="/", by_dtype=True)),
         (("encode", run), messages.Encode(path="/run")),
         (("encode", f"{run}@1", "--dry-run"), messages.Encode(path="/run@1", dry_run=True)),
+        (("encode", run, "--level", "small"), messages.Encode(path="/run", level="small")),
         (("gc",), messages.Gc(path="/")),
         (("gc", "--dry-run"), messages.Gc(path="/", dry_run=True)),
         (("status",), messages.Status(path="/")),

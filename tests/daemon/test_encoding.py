@@ -86,6 +86,53 @@ def test_every_version_reads_as_before(mount_factory: Callable[..., Mount], writ
     assert kept.items() <= digests(mount.path / "run").items()
 
 
+def test_at_the_small_level_every_version_reads_as_before(mount_factory: Callable[..., Mount]) -> None:
+    mount = mount_factory(config=CONFIG)
+    for name, files_of_saves in (("fast", SAVES), ("small", saves(4, values=300_000, seed=2))):
+        for files in files_of_saves:
+            save(mount, name, files)
+    before = digests(mount.path / "small")
+    # What was encoded at one level stays so when the other is asked for.
+    assert encode(mount, "fast@2")["encoded_chunks"] > 0
+    assert encode(mount, "fast@2", "--level", "small")["encoded_chunks"] == 0
+    refused = mount.cli("encode", str(mount.path / "small"), "--level", "tiny", check=False)
+    assert refused.returncode == 2
+    encode(mount, "small@1")
+    small = encode(mount, "small@2", "--level", "small")
+    assert "context" in by_codec(mount, "small") and "context" not in by_codec(mount, "fast")
+    assert 0 < small["encoded_bytes"] < 0.7 * small["plain_bytes"]
+    assert digests(mount.path / "small") == before
+
+    mount.stop()
+    mount.start()
+    assert digests(mount.path / "small") == before
+    assert "0 corrupt" in mount.cli("verify", f"{mount.path / 'small'}@2").stdout
+    assert "0 corrupt, 0 healed" in mount.cli("scrub", str(mount.path)).stdout
+    mount.cli("forget", f"{mount.path / 'small'}@1")
+    mount.cli("gc", str(mount.path))
+    kept = {path: digest for path, digest in before.items() if not path.startswith("v000001")}
+    assert kept.items() <= digests(mount.path / "small").items()
+
+
+def test_the_configured_level_holds_in_the_background_and_by_hand(
+    mount_factory: Callable[..., Mount],
+) -> None:
+    mount = mount_factory(config={**CONFIG, "encode_level": "small"})
+    for files in SAVES:
+        save(mount, "run", files)
+    encode(mount, "run@1")
+    encode(mount, "run@2", "--level", "fast")
+    assert "context" not in by_codec(mount, "run") and "delta" in by_codec(mount, "run")
+    encode(mount, "run")
+    assert "context" in by_codec(mount, "run")
+
+
+def by_codec(mount: Mount, path: str) -> dict[str, object]:
+    found = mount.facts("du", str(mount.path / path))["by_codec"]
+    assert isinstance(found, dict)
+    return found
+
+
 def test_in_the_background_and_never_the_newest_step(
     mount_factory: Callable[..., Mount],
 ) -> None:

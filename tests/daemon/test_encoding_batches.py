@@ -9,6 +9,7 @@ import trio
 
 from ckptfs.daemon.encoding_batches import CarefulEncoding, batches
 from ckptfs.daemon.encoding_worker import EncoderDied
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import Corrupt, Unavailable
 from ckptfs.store.ids import ChunkId
@@ -28,7 +29,7 @@ class Encoder:
         self.calls = 0
         self.done: list[ChunkId] = []
 
-    async def encode(self, batch: Sequence[PlannedChunk]) -> Encoding:
+    async def encode(self, batch: Sequence[PlannedChunk], level: Level) -> Encoding:
         self.calls += 1
         for one in batch:
             if self.culprits.get(one.chunk):

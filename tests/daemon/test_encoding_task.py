@@ -18,6 +18,7 @@ from ckptfs.daemon.encoding import AfterS, EncodingTask
 from ckptfs.daemon.encoding_files import EncodingFiles
 from ckptfs.daemon.encoding_worker import EncoderDied
 from ckptfs.daemon.retaining import Policies
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.encoding_plan import PlannedChunk
 from ckptfs.store.errors import NoSpace
 from ckptfs.store.history import VersionRecord
@@ -46,11 +47,11 @@ class FailingReencoder(Reencoder):
     culprits: frozenset[ChunkId] = frozenset()
     calls = 0
 
-    async def encode(self, planned: Sequence[PlannedChunk]) -> Encoding:
+    async def encode(self, planned: Sequence[PlannedChunk], level: Level = "fast") -> Encoding:
         self.calls += 1
         if any(one.chunk in self.culprits for one in planned):
             raise EncoderDied("the process that encodes has died")
-        return await super().encode(planned)
+        return await super().encode(planned, level)
 
 
 def task_of(

@@ -27,6 +27,7 @@ OLD = Config()
 OTHER = parse_config(
     'settle_s = 1\nsettle_max_s = 9\nunits = ["/*/*"]\nmin_free = "1GiB"\nkey = "none"\n'
     "scrub_rate_mib_s = 1\nscrub_every_days = 1\nencode_after_s = 9\nencode_rate_mib_s = 1\n"
+    'encode_level = "small"\n'
     "digests = false\nhealth = false\nprovenance = false\ncopies = 1\n"
     'metrics = "[::1]:1"\nmetrics_names = true\n'
     'log_level = "debug"\nwrite_path = "plain"\n[[policy]]\npath = "/*"\nkeep_last = 3\n'

@@ -16,7 +16,6 @@ from ckptfs.store.codecs import (
     MAX_DEPTH,
     Coder,
     Encoded,
-    Level,
     Parent,
     Stored,
     context,
@@ -28,6 +27,7 @@ from ckptfs.store.codecs import (
 )
 from ckptfs.store.codecs.kernels import CONTEXT_TWIN, TWIN
 from ckptfs.store.codecs.planes_twin import cast
+from ckptfs.store.encoding_level import Level
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.formats.layout import DTYPE_BITS
 from ckptfs.store.hashing import Buffer, chunk_id
