@@ -131,8 +131,16 @@ class Publisher:
         asked_s = time.monotonic()
         async with self._one_at_a_time:
             await self._preimage_publisher.publish(top)
-            with self._segments.pins.hold() as held:
-                return await self._publish_live(top, due, request, asked_s, held)
+            planned, due = due, self._still_changed(due)
+            if not due.is_empty or planned.is_empty:
+                with self._segments.pins.hold() as held:
+                    return await self._publish_live(top, due, request, asked_s, held)
+            return None
+
+    def _still_changed(self, due: Due) -> Due:
+        """Without what was published, or rolled back, while another publish or a rollback was waited for."""
+        changed = self._drafts.changed_dirs
+        return Due(due.publish, due.quiet & changed, due.settled_only & changed)
 
     async def publish_before(self, tops: Sequence[int], request: Request, step: Callable[[], T]) -> T:
         """Make versions of all that is closed in these units, then take `step` while no publish runs.

@@ -43,6 +43,11 @@ class Due:
     quiet: frozenset[int]
     settled_only: frozenset[int]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no directory is taken."""
+        return not self.quiet and not self.settled_only
+
 
 class Quiet:
     """Activity of all directories by inode number. Touched only by the trio thread."""

@@ -16,6 +16,7 @@ from small_face import SmallFace, small_face
 from synthetic_versions import roll_back, synthetic
 
 from ckptfs.fusefs.namespace import key_of
+from ckptfs.fusefs.recording import Request
 from ckptfs.fusefs.rollback import Wanted
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, NoSpace, NotFound, NotPermitted
@@ -171,6 +172,27 @@ def test_a_version_that_was_forgotten_meanwhile_is_not_brought_back(store: Path)
         with pytest.raises(NotFound):
             roll_back(small, ("one", saved["one"]))
         assert small.tree(small.at("one")) == NEW
+
+
+def test_a_publish_that_waited_for_a_rollback_finds_nothing_to_do(store: Path) -> None:
+    """What it was to publish is what the rollback has made a version of before its step, and undone. Links
+    show it: they are other inodes then, so a tree that is made anew is another one."""
+    with small_face(store) as small:
+        small.make(ROOT_INO, {"one": OLD})
+        face, top = small.face, small.at("one")
+        face.mutations.link(small.at("one/a"), top, b"twin")
+        saved = small.publish("one")
+        small.remove(top, "a")
+        small.remove(top, "twin")
+        due = face.publisher.due_now(face.publisher.changed_dirs_by_unit()[top])
+
+        async def steps() -> None:
+            await face.rollback.roll_back([Wanted(top, saved)], None)
+            assert await face.publisher.publish(top, due, Request("settled")) is None
+
+        trio.run(steps)
+        newest = face.recorder.newest(top)
+        assert newest is not None and newest.origin == "rollback"
 
 
 @pytest.mark.parametrize("what", ["set-uid", "capability", "device", "owner", "rights"])
