@@ -27,5 +27,15 @@ class _Unpacker:
     def unpack(
         self, chunks: Sequence[tuple[Buffer, int, int]], parent: Buffer | None, length: int, /
     ) -> bytes | None: ...
+    def unpack_all(
+        self,
+        chains: Sequence[tuple[Sequence[tuple[Buffer, int, int]], Buffer | None, int]],
+        target: bytearray | memoryview,
+        /,
+    ) -> tuple[bool, ...]: ...
+
+class Block:
+    def __init__(self, length: int, /) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 Unpacker: type[_Unpacker] | None

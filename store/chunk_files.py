@@ -8,17 +8,20 @@ Source: FORMAT.md, "Encoded segments", "Reading".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
-from ckptfs.store.codecs import Coder, Stored, decode_chunk
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.codecs import Coder, Plain, Stored, decode_chunk, decode_chunks, whole
+from ckptfs.store.errors import Corrupt, Unsupported
+from ckptfs.store.hashing import Buffer
 from ckptfs.store.ids import ChunkId, cid_text
+from ckptfs.store.neighbours import Neighbours
 from ckptfs.store.segment_files import SegmentFiles, check_payload, place_of
 from ckptfs.store.segment_format import Codec, Location
 
 Locate = Callable[[ChunkId], Location | None]
 """Where a chunk lies; None: nowhere."""
-Kept = Callable[[ChunkId], bytes | None]
+Kept = Callable[[ChunkId], Buffer | None]
 """The plain bytes of a chunk, if they are at hand, verified."""
 
 
@@ -48,12 +51,38 @@ class ChunkFiles:
             check_payload(chunk, location, payload)
             return payload
         met: list[tuple[ChunkId, Location]] = []
-        if self._coder is None:
-            self._coder = Coder()
         try:
-            return decode_chunk(chunk, lambda one: self._fetch(one, chunk, location, met), self._coder)
+            return decode_chunk(chunk, lambda one: self._fetch(one, chunk, location, met), self._own_coder())
         except Corrupt as e:
             raise self._explained(chunk, location, met, e) from None
+
+    def read_together(
+        self, places: Mapping[ChunkId, Location], parents: Mapping[ChunkId, Location]
+    ) -> dict[ChunkId, Plain]:
+        """All bytes of those encoded chunks that are right; of the others `read` says what is wrong.
+
+        `parents` are the places of all that they lead to. Memory: as `decode_chunks` says, and the chunks.
+        """
+        neighbours = Neighbours(self._files, [*places.values(), *parents.values()])
+
+        def fetch(one: ChunkId) -> Stored:
+            place = places.get(one) or parents.get(one)
+            if place is None:
+                raise Corrupt(f"chunk {cid_text(one)} is not in the index", expected=one)
+            return Stored(place.codec, place.length, neighbours.payload(place))
+
+        found = decode_chunks([*places], fetch, self._own_coder())
+        for chunk, location in places.items():
+            if chunk not in found:
+                # What is decoded piece by piece may be right yet.
+                with suppress(Corrupt, Unsupported):
+                    found[chunk] = whole(self.read(chunk, location))
+        return found
+
+    def _own_coder(self) -> Coder:
+        if self._coder is None:
+            self._coder = Coder()
+        return self._coder
 
     def _stored(self, location: Location) -> bytes:
         return self._files.pread(location.segment, location.in_idx, location.stored, location.offset)

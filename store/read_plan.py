@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ckptfs.store.codecs import Plain
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.recipe import Recipe
@@ -53,18 +54,18 @@ class Unverified:
         return self.length == self.location.length and not self.is_encoded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoded:
-    """`length` bytes, `skip` bytes into a chunk whose plain bytes are at hand."""
+    """`length` bytes from `start` of a buffer with the plain bytes of chunks."""
 
-    plain: bytes
-    skip: int
+    buffer: memoryview
+    start: int
     length: int
 
     @property
     def view(self) -> memoryview:
         """The bytes."""
-        return memoryview(self.plain)[self.skip : self.skip + self.length]
+        return self.buffer[self.start : self.start + self.length]
 
 
 Part = Run | Unverified | Decoded
@@ -86,7 +87,7 @@ def plan_read(
     length: int,
     located: Callable[[ChunkId], Location],
     verified: Verified,
-    decoded: Callable[[ChunkId], bytes | None],
+    decoded: Callable[[ChunkId], Plain | None],
 ) -> ReadPlan:
     """Plan up to `length` bytes from `offset`, fewer only where the file ends. `decoded` gives the plain
     bytes of an encoded chunk, if they are at hand.
@@ -100,24 +101,25 @@ def plan_read(
     plan.length = stop - offset
     index = recipe.index_at(offset)
     run: Run | None = None
+    near: Decoded | None = None
     while offset < stop:
         chunk, start, end = recipe.row(index)
         upto = min(stop, end)
         take = upto - offset
         if chunk is None:
-            run = Run(-1, False, 0, take)
+            run, near = Run(-1, False, 0, take), None
             plan.parts.append(run)
         else:
             location = located(chunk)
             if location.length != end - start:
                 raise Corrupt("a recipe and its chunk differ in length", place=place_of(location))
-            if location in verified and location.codec == Codec.RAW:
-                run = _extended(plan, run, location, offset - start, take)
-            elif location.codec != Codec.RAW and (plain := decoded(chunk)) is not None:
-                run = None
-                plan.parts.append(Decoded(plain, offset - start, take))
+            is_raw = location.codec == Codec.RAW
+            if is_raw and location in verified:
+                run, near = _extended(plan, run, location, offset - start, take), None
+            elif not is_raw and (plain := decoded(chunk)) is not None:
+                run, near = None, _lengthened(plan, near, plain, offset - start, take)
             else:
-                run = None
+                run = near = None
                 plan.parts.append(Unverified(chunk, location, offset - start, take))
                 plan.unverified.append(chunk)
         offset = upto
@@ -138,3 +140,14 @@ def _extended(plan: ReadPlan, run: Run | None, location: Location, skip: int, le
     run = Run(location.segment, location.in_idx, at, length)
     plan.parts.append(run)
     return run
+
+
+def _lengthened(plan: ReadPlan, near: Decoded | None, plain: Plain, skip: int, length: int) -> Decoded:
+    """Chunks that were decoded in one go are answered in one piece, which need not be copied."""
+    at = plain.start + skip
+    if near is not None and near.buffer is plain.buffer and near.start + near.length == at:
+        near.length += length
+        return near
+    near = Decoded(plain.buffer, at, length)
+    plan.parts.append(near)
+    return near

@@ -19,8 +19,9 @@ import trio
 
 from ckptfs.store.bad_chunks import NO_HASHERS, Hashers, PlaceHasher, find_bad_places
 from ckptfs.store.chunk_files import ChunkFiles
+from ckptfs.store.codecs import Plain
 from ckptfs.store.disk import Disk
-from ckptfs.store.errors import CkptfsError, Corrupt, Unsupported
+from ckptfs.store.errors import CkptfsError
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.lru import Lru
 from ckptfs.store.places import Suspect, places_of
@@ -133,12 +134,12 @@ class ReadingAhead:
         suspects = [*places.items()]
         if not suspects:
             return False
-        shares = [_Batch(suspects[at :: self.workers], is_begun=True) for at in range(self.workers)]
+        each = -(-len(suspects) // self.workers)
+        shares = [_Batch(suspects[at : at + each], is_begun=True) for at in range(0, len(suspects), each)]
         async with trio.open_nursery() as nursery:
             for share in shares:
-                if share.suspects:
-                    self._batches.update((chunk, share) for chunk, _ in share.suspects)
-                    nursery.start_soon(self._check, share, self._wanted_now)
+                self._batches.update((chunk, share) for chunk, _ in share.suspects)
+                nursery.start_soon(self._check, share, self._wanted_now)
         return True
 
     def _extend(self, recipe: Recipe, offset: int, plan: ReadPlan) -> None:
@@ -218,12 +219,11 @@ class ReadingAhead:
         finally:
             self._end(batch)
 
-    def _note_good(self, batch: _Batch, bad: set[ChunkId], decoded: Mapping[ChunkId, bytes]) -> None:
+    def _note_good(self, batch: _Batch, bad: set[ChunkId], decoded: Mapping[ChunkId, Plain]) -> None:
         for chunk, location in batch.suspects:
             if chunk not in bad and self._segments.locate(chunk) == location:
                 self._segments.note_good(location)
-        for chunk, plain in decoded.items():
-            self._segments.keep_decoded(chunk, plain)
+        self._segments.keep_decoded(decoded)
 
     def _end(self, batch: _Batch) -> None:
         for chunk, _ in batch.suspects:
@@ -237,21 +237,16 @@ def _hash_or_decode(
     suspects: Sequence[Suspect],
     parents: Mapping[ChunkId, Location],
     hasher: PlaceHasher | None,
-) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
+) -> tuple[set[ChunkId], dict[ChunkId, Plain]]:
     """The chunks that are wrong, and the plain bytes of the encoded ones that are right. Any thread."""
     raw = [one for one in suspects if one[1].codec == Codec.RAW]
     bad = {one.chunk for one in find_bad_places(disk, places_of(raw), hasher)} if raw else set()
-    decoded: dict[ChunkId, bytes] = {}
+    encoded = {chunk: location for chunk, location in suspects if location.codec != Codec.RAW}
+    if not encoded:
+        return bad, {}
     files = SegmentFiles(disk)
-    chunks = ChunkFiles(files, parents.get)
     try:
-        for chunk, location in suspects:
-            if location.codec == Codec.RAW:
-                continue
-            try:
-                decoded[chunk] = chunks.read(chunk, location)
-            except (Corrupt, Unsupported):
-                bad.add(chunk)  # the reader meets it again, and says it
+        decoded = ChunkFiles(files, parents.get).read_together(encoded, parents)
     finally:
         files.close()
-    return bad, decoded
+    return bad | (encoded.keys() - decoded.keys()), decoded

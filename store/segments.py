@@ -11,13 +11,16 @@ one pread per run of verified neighbours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ckptfs.store.chunk_files import ChunkFiles
 from ckptfs.store.chunk_places import ChunkPlaces
+from ckptfs.store.codecs import Plain, whole
+from ckptfs.store.decoded_chunks import DecodedChunks
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt, Place, Unsupported
+from ckptfs.store.hashing import Buffer
 from ckptfs.store.ids import ChunkId, RecipeId, TreeId, cid_text
 from ckptfs.store.index import Index, Table
 from ckptfs.store.lru import Lru
@@ -81,8 +84,8 @@ class Segments:
         self._index = index
         self._places = ChunkPlaces(index)
         self._files = SegmentFiles(disk)
-        self._decoded: Lru[ChunkId, bytes] = Lru(_DECODED_BYTES)
-        self._chunks = ChunkFiles(self._files, self.locate, self._decoded.get)
+        self._decoded = DecodedChunks(_DECODED_BYTES)
+        self._chunks = ChunkFiles(self._files, self.locate, self._decoded.view)
         self.parents = ParentTable(index)
         self._recipes: Lru[RecipeId, Recipe] = Lru(_RECIPE_PIECES)
         self._trees: Lru[TreeId, tuple[Entry, ...]] = Lru(_TREE_ENTRIES)
@@ -161,7 +164,7 @@ class Segments:
         if start >= stop:
             return b""
         if location.codec != Codec.RAW:
-            return self._plain(chunk, location)[start:stop]
+            return bytes(self._plain(chunk, location)[start:stop])
         if location in self.verified:
             at = location.offset + start
             return self._files.pread(location.segment, location.in_idx, stop - start, at)
@@ -172,9 +175,9 @@ class Segments:
         Not noted as verified: a walk over the whole store does not grow the daemon by what it has seen."""
         return self._read_verified(chunk, self._located(chunk))
 
-    def keep_decoded(self, chunk: ChunkId, plain: bytes) -> None:
-        """Somebody decoded a chunk, and its bytes are right."""
-        self._decoded.put(chunk, plain, len(plain))
+    def keep_decoded(self, plains: Mapping[ChunkId, Plain]) -> None:
+        """Somebody decoded chunks, and their bytes are right."""
+        self._decoded.put(plains)
 
     def read_recipe(self, identity: RecipeId) -> Recipe:
         """A file's recipe; Corrupt if its chunk is damaged or not a recipe."""
@@ -333,7 +336,7 @@ class Segments:
         if isinstance(part, Unverified):
             stop = part.skip + part.length
             read = self._plain if part.is_encoded else self._verify
-            return read(part.chunk, part.location)[part.skip : stop]
+            return bytes(read(part.chunk, part.location)[part.skip : stop])
         if part.is_hole:
             return bytes(part.length)
         return self._files.pread(part.segment, part.in_idx, part.length, part.offset)
@@ -355,12 +358,12 @@ class Segments:
         self.note_good(location)
         return payload
 
-    def _plain(self, chunk: ChunkId, location: Location) -> bytes:
+    def _plain(self, chunk: ChunkId, location: Location) -> Buffer:
         """All bytes of an encoded chunk."""
-        plain = self._decoded.get(chunk)
+        plain: Buffer | None = self._decoded.view(chunk)
         if plain is None:
             plain = self._verify(chunk, location)
-            self.keep_decoded(chunk, plain)
+            self.keep_decoded({chunk: whole(plain)})
         return plain
 
     def _read_verified(self, chunk: ChunkId, location: Location) -> bytes:

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from ckptfs.daemon.config import parse_config
 from ckptfs.daemon.messages import Log, Publish, decode_reply, decode_request, encode_request, encode_result
-from ckptfs.store.codecs import Coder, Stored, decode_chunk, decode_header
+from ckptfs.store.codecs import Coder, Stored, decode_chunk, decode_chunks, decode_header
 from ckptfs.store.dagcbor import decode_array_head, decode_node, decode_run
 from ckptfs.store.digests import decode_digests, decode_digests_record
-from ckptfs.store.errors import Corrupt, InvalidRequest, NotFound, Unsupported
+from ckptfs.store.errors import CkptfsError, Corrupt, InvalidRequest, NotFound, Unsupported
 from ckptfs.store.file_seal import decode_file_seal
 from ckptfs.store.formats import parse, probe_format
 from ckptfs.store.formats.bounded_json import TooLarge, parse_members
@@ -159,11 +159,20 @@ def _encoded_chunk() -> Decode:
         if chunk is None:
             raise Corrupt("the row says another length")
         own = Stored(header.codec, header.length, encoded)
-        # A KeyError is the absence of a parent, which the bytes decide.
+
+        def fetch(asked: ChunkId) -> Stored:
+            if asked != chunk and asked not in rows:
+                raise NotFound("no such parent")  # which one, the bytes decide
+            return own if asked == chunk else rows[asked]
+
+        together = {one: bytes(plain.view) for one, plain in decode_chunks([chunk], fetch, coder).items()}
         try:
-            return decode_chunk(chunk, lambda asked: own if asked == chunk else rows[asked], coder)
-        except KeyError:
-            raise NotFound("no such parent") from None
+            alone = decode_chunk(chunk, fetch, coder)
+        except CkptfsError:
+            assert not together, "what is wrong alone is wrong with others"
+            raise
+        assert together in ({}, {chunk: alone})
+        return alone
 
     return decode
 

@@ -1,27 +1,29 @@
 """A chunk and the chunks that it was encoded against: decoded together, and shown to be right.
 
 One rule: what is returned hashes to the id that was asked for. A chain ends, whatever the stored bytes say: a
-parent's depth is less than its child's, and one answer costs at most MAX_CHUNKS chunks.
+parent's depth is less than its child's, and a chunk costs at most MAX_CHUNKS chunks.
 
 Source: FORMAT.md, "Encoded chunks", "Depth".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ckptfs.store.codecs.decoding import decode, unpack_chain
+from ckptfs.store.codecs.decoding import Chain, Plain, decode, unpack_chain, unpack_chains, whole
 from ckptfs.store.codecs.encoded_chunk import Header, decode_header
 from ckptfs.store.codecs.entropy import Coder
-from ckptfs.store.errors import Corrupt
+from ckptfs.store.errors import CkptfsError, Corrupt
 from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.ids import ChunkId, cid_text
 from ckptfs.store.segment_format import MAX_DEPTH, Codec
 
 MAX_CHUNKS: Final = 2 * (MAX_DEPTH + 1)
 """One cast, of two chunks, in a chain of the greatest depth takes as many."""
+_TOGETHER_BYTES: Final = 12 << 20
+"""What is held, stored and plain, before it is decoded in one go; a chain more at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,38 @@ def decode_chunk(chunk: ChunkId, fetch: Fetch, coder: Coder) -> bytes:
     return plain
 
 
+def decode_chunks(chunks: Sequence[ChunkId], fetch: Fetch, coder: Coder) -> dict[ChunkId, Plain]:
+    """The plain bytes of those of `chunks` that are to be had, verified; of the others `decode_chunk` says
+    what is wrong with them. Raises what `fetch` raises that is no CkptfsError.
+
+    A thread that decodes many hands the GIL over at their ids only. What was decoded in one go lies in one
+    buffer, in the order that was asked for.
+    """
+    found: dict[ChunkId, Plain] = {}
+    waiting: dict[ChunkId, Chain] = {}
+    held = 0
+    for chunk in chunks:
+        try:
+            met = _Walk(fetch, coder).chain(chunk, MAX_DEPTH + 1)
+        except CkptfsError:
+            continue
+        if not isinstance(met, Chain):
+            found[chunk] = whole(bytes(met))
+            continue
+        waiting[chunk] = met
+        held += sum(len(stored) for stored, _ in met.links) + met.links[-1][1].length
+        if held >= _TOGETHER_BYTES:
+            found |= _unpacked(waiting, coder)
+            waiting, held = {}, 0
+    found |= _unpacked(waiting, coder)
+    return {chunk: plain for chunk, plain in found.items() if chunk_id(plain.view) == chunk}
+
+
+def _unpacked(waiting: Mapping[ChunkId, Chain], coder: Coder) -> dict[ChunkId, Plain]:
+    plains = unpack_chains([*waiting.values()], coder)
+    return {chunk: plain for chunk, plain in zip(waiting, plains, strict=True) if plain is not None}
+
+
 class _Walk:
     """One answer: how many chunks it has taken so far."""
 
@@ -64,7 +98,12 @@ class _Walk:
 
     def plain(self, chunk: ChunkId, below: int) -> Buffer:
         """The bytes of a chunk whose depth is less than `below`."""
-        chain: list[tuple[Buffer, Header]] = []
+        met = self.chain(chunk, below)
+        return unpack_chain(met, self._coder) if isinstance(met, Chain) else met
+
+    def chain(self, chunk: ChunkId, below: int) -> Chain | Buffer:
+        """The same, or the chain that they are at the end of."""
+        links: list[tuple[Buffer, Header]] = []
         parent: Buffer | None = None
         while parent is None:
             stored, header = self._taken(chunk, below)
@@ -74,12 +113,12 @@ class _Walk:
                 parents = [self.plain(one, header.depth) for one in header.parents]
                 parent = decode(stored, header, parents, self._coder)
             else:
-                chain.append((stored, header))
+                links.append((stored, header))
                 if not header.parents:
                     break
                 (chunk,), below = header.parents, header.depth
-        if chain:
-            return unpack_chain(chain[::-1], parent, self._coder)
+        if links:
+            return Chain(links[::-1], parent)
         assert parent is not None, "a chunk or an error"
         return parent
 

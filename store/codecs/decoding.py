@@ -10,15 +10,45 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ckptfs.store.codecs import context
 from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element
 from ckptfs.store.codecs.encoded_chunk import Header, body_of
 from ckptfs.store.codecs.entropy import Coder
-from ckptfs.store.codecs.kernels import KERNELS
+from ckptfs.store.codecs.kernels import KERNELS, Packed, PackedChain, new_block
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import Buffer
 from ckptfs.store.segment_format import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Chunks that consist of planes (at least one), each encoded against the one before it; the first one
+    against `parent`, if there is one."""
+
+    links: Sequence[tuple[Buffer, Header]]
+    parent: Buffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The plain bytes of a chunk: `length` of them from `start` of a buffer that others may share."""
+
+    buffer: memoryview
+    start: int
+    length: int
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        return self.buffer[self.start : self.start + self.length]
+
+
+def whole(plain: bytes) -> Plain:
+    """Plain bytes that nobody shares."""
+    return Plain(memoryview(plain), 0, len(plain))
+
 
 _LENGTHS = {width: struct.Struct(f"<{width}I") for width in (1, 2, 4, 8)}
 
@@ -51,31 +81,59 @@ def decode(encoded: Buffer, header: Header, parents: Sequence[Buffer], coder: Co
             raise AssertionError("a header is of a known codec, and not raw")
 
 
-def unpack_chain(chain: Sequence[tuple[Buffer, Header]], parent: Buffer | None, coder: Coder) -> Buffer:
-    """The plain bytes of the last of a chain of chunks that consist of planes (at least one), or Corrupt.
-
-    Each is encoded against the one before it, the first against `parent` if there is one. This returns what
-    `decode` makes of them one by one, sooner.
-    """
-    found = _unpacked(chain, parent, coder)
-    for encoded, header in chain if found is None else ():
-        parent = decode(encoded, header, [] if parent is None else [parent], coder)
-    plain = parent if found is None else found
+def unpack_chain(chain: Chain, coder: Coder) -> Buffer:
+    """The plain bytes of the last chunk of a chain, or Corrupt: what `decode` makes of its chunks one by one,
+    sooner."""
+    packed = None if coder.unpacker is None else _packed(chain)
+    if packed is not None and coder.unpacker is not None:
+        found = coder.unpacker.unpack(*packed)
+        if found is not None:
+            return found
+    plain = chain.parent
+    for encoded, header in chain.links:
+        plain = decode(encoded, header, [] if plain is None else [plain], coder)
     assert plain is not None, "a chain has a chunk"
     return plain
 
 
-def _unpacked(chain: Sequence[tuple[Buffer, Header]], parent: Buffer | None, coder: Coder) -> bytes | None:
-    length = chain[0][1].length
-    if coder.unpacker is None or (parent is not None and len(parent) != length):
+def unpack_chains(chains: Sequence[Chain], coder: Coder) -> list[Plain | None]:
+    """The same of many chains, with one native call where there is native code. None: `unpack_chain` has
+    them, or says what is wrong."""
+    if coder.unpacker is None:
+        return [_alone(chain, coder) for chain in chains]
+    found: list[Plain | None] = [None] * len(chains)
+    packed = [(at, one) for at, one in enumerate(map(_packed, chains)) if one is not None]
+    if not packed:
+        return found
+    block, start = new_block(sum(length for _, (_, _, length) in packed)), 0
+    are_there = coder.unpacker.unpack_all([one for _, one in packed], block)
+    shown = block.toreadonly()
+    for (at, (_, _, length)), is_there in zip(packed, are_there, strict=True):
+        if is_there:
+            found[at] = Plain(shown, start, length)
+        start += length
+    return found
+
+
+def _alone(chain: Chain, coder: Coder) -> Plain | None:
+    try:
+        return whole(bytes(unpack_chain(chain, coder)))
+    except Corrupt:
         return None
-    chunks: list[tuple[Buffer, int, int]] = []
-    for encoded, header in chain:
+
+
+def _packed(chain: Chain) -> PackedChain | None:
+    """What the native code takes; None if the chunks do not fit together."""
+    length = chain.links[0][1].length
+    if chain.parent is not None and len(chain.parent) != length:
+        return None
+    chunks: list[Packed] = []
+    for encoded, header in chain.links:
         assert header.element is not None, "a header of planes has an element"
         if header.length != length:
             return None
         chunks.append((body_of(encoded, header), WIDTH[header.element], PARAMETERS[header.element]))
-    return coder.unpacker.unpack(chunks, parent, length)
+    return chunks, chain.parent, length
 
 
 def _joined(body: memoryview, header: Header, parent: Buffer | None, coder: Coder) -> bytes:

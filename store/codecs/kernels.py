@@ -6,7 +6,7 @@ One rule: both return the same bytes, so nobody needs to know which they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from ckptfs.store.codecs import context_twin, planes_twin
 from ckptfs.store.hashing import Buffer
@@ -54,23 +54,43 @@ class ContextKernels(Protocol):
     ) -> bytes | None: ...
 
 
+Packed = tuple[Buffer, int, int]
+"""A chunk that consists of planes: its body, the width of its elements, and their parameters."""
+PackedChain = tuple[Sequence[Packed], Buffer | None, int]
+"""A chain of them, what the first one is encoded against, and the length of each when plain."""
+
+
 class Unpacker(Protocol):
     """Memory in which one thread at a time unpacks chunks."""
 
-    def unpack(
-        self, chunks: Sequence[tuple[Buffer, int, int]], parent: Buffer | None, length: int, /
-    ) -> bytes | None:
+    def unpack(self, chunks: Sequence[Packed], parent: Buffer | None, length: int, /) -> bytes | None:
         """The `length` (at least 1) plain bytes of the last of a chain of chunks.
 
-        Each is its body, the width of its elements and their parameters, and is the difference to the one
-        before it; the first is that to `parent`, or stands alone. None: whoever takes it apart piece by piece
-        is told what is wrong, or can read it. ValueError if the parent has not `length` bytes.
+        Each is the difference to the one before it; the first is that to `parent`, or stands alone. None:
+        whoever takes it apart piece by piece is told what is wrong, or can read it. ValueError if the parent
+        has not `length` bytes.
         """
+
+    def unpack_all(
+        self, chains: Sequence[PackedChain], target: bytearray | memoryview, /
+    ) -> tuple[bool, ...]:
+        """The same of many chains, to `target`, one behind the other, and which of them are there: where
+        `unpack` returns None, so many bytes are anything. ValueError, too, if there is no room."""
 
 
 def new_unpacker() -> Unpacker | None:
     """None where there is no native code, or no libzstd."""
     return None if _planes is None or _planes.Unpacker is None else _planes.Unpacker()
+
+
+def new_block(length: int) -> memoryview:
+    """Memory of at least `length` bytes, for many chunks; anything is in it.
+
+    It is used again once nobody has a view of it. Its own length is what it takes.
+    """
+    if _planes is None or length < _BLOCK_BYTES:
+        return memoryview(bytearray(length))
+    return memoryview(_planes.Block(length))
 
 
 def huffman_frame(source: Buffer) -> bytes:
@@ -82,6 +102,8 @@ def huffman_frame(source: Buffer) -> bytes:
     return b"" if _planes is None else _planes.huffman(source)
 
 
+_BLOCK_BYTES: Final = 1 << 20
+"""Memory of huge pages, two MiB each, would be too much for less."""
 TWIN: Kernels = planes_twin
 NATIVE: Kernels | None = _planes
 KERNELS: Kernels = TWIN if NATIVE is None else NATIVE

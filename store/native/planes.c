@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "block.h"
 #include "context_methods.h"
 #include "huffman.h"
 #include "loops.h"
@@ -254,7 +255,7 @@ PyMODINIT_FUNC PyInit__planes(void)
 {
     choose_loops();
     PyObject *made = PyModule_Create(&module);
-    if (made && add_unpacker(made) < 0)
+    if (made && (add_unpacker(made) < 0 || add_block(made) < 0))
         Py_CLEAR(made);
     return made;
 }

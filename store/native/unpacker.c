@@ -1,7 +1,8 @@
 /*
  * The Python type Unpacker: the memory that a thread unpacks chunks in (unpack.c), and the way there.
  *
- * The GIL is released while a chunk is unpacked. An object is used by one thread at a time; a second one is told so.
+ * The GIL is released while chains are unpacked: once for all that one call is given, since a thread that takes
+ * it back waits for its turn each time. An object is used by one thread at a time; a second one is told so.
  */
 #include "unpacker.h"
 
@@ -9,18 +10,20 @@
 #include "zstd_frame.h"
 
 #define MOST_CHUNKS 16 /* more than a chain may have */
+#define MOST_CHAINS 4096
 
 typedef struct {
     PyObject_HEAD struct room room;
     int is_used;
 } Unpacker;
 
-/* What a call was given. `taken` buffers of `views` are to be released. */
+/* A chain that a call was given. `taken` buffers of `views` are to be released. */
 struct arguments {
     struct packed chunks[MOST_CHUNKS];
     Py_buffer views[MOST_CHUNKS];
     Py_ssize_t count, taken, length;
     Py_buffer parent;
+    int is_done;
 };
 
 static PyObject *new_unpacker(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -87,23 +90,16 @@ static void let_go(struct arguments *taken)
     PyBuffer_Release(&taken->parent);
 }
 
-static PyObject *unpacked(Unpacker *self, const struct arguments *taken)
+/* Writes the bytes of all chains to `target`, one behind the other. Sets `is_done` of each. */
+static void unpack_to(uint8_t *target, Unpacker *self, struct arguments *chains, Py_ssize_t count)
 {
-    int is_done;
-    PyObject *result = PyBytes_FromStringAndSize(NULL, taken->length);
-    if (!result)
-        return NULL;
-    uint8_t *target = (uint8_t *)PyBytes_AS_STRING(result);
     self->is_used = 1;
     Py_BEGIN_ALLOW_THREADS
-    is_done = unpack(
-        &self->room, taken->chunks, (size_t)taken->count, taken->parent.buf, target, (size_t)taken->length);
+    for (struct arguments *one = chains; one < chains + count; target += one++->length)
+        one->is_done = unpack(
+            &self->room, one->chunks, (size_t)one->count, one->parent.buf, target, (size_t)one->length);
     Py_END_ALLOW_THREADS
     self->is_used = 0;
-    if (is_done)
-        return result;
-    Py_DECREF(result);
-    Py_RETURN_NONE;
 }
 
 static PyObject *unpack_chunks(PyObject *object, PyObject *args)
@@ -119,14 +115,96 @@ static PyObject *unpack_chunks(PyObject *object, PyObject *args)
     if (!chunks)
         return NULL;
     if (take(&taken, chunks, parent) == 0)
-        result = unpacked(self, &taken);
+        result = PyBytes_FromStringAndSize(NULL, taken.length);
+    if (result)
+        unpack_to((uint8_t *)PyBytes_AS_STRING(result), self, &taken, 1);
     let_go(&taken);
     Py_DECREF(chunks);
+    if (!result || taken.is_done)
+        return result;
+    Py_DECREF(result);
+    Py_RETURN_NONE;
+}
+
+/* Takes the chunks, the parent and the length of one chain; -1 with an exception set. */
+static int take_chain(struct arguments *taken, PyObject *object)
+{
+    PyObject *chunks, *parent;
+    if (!PyTuple_Check(object)) {
+        PyErr_SetString(PyExc_TypeError, "a chain is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(object, "OOn;a chain is its chunks, a parent and a length", &chunks, &parent, &taken->length))
+        return -1;
+    chunks = PySequence_Fast(chunks, "chunks are a sequence");
+    if (!chunks)
+        return -1;
+    int is_taken = take(taken, chunks, parent);
+    Py_DECREF(chunks);
+    return is_taken;
+}
+
+/* Which of the chains that were taken are in `target` now. */
+static PyObject *all_unpacked(Unpacker *self, const Py_buffer *target, struct arguments *chains, Py_ssize_t count)
+{
+    PyObject *are_done = PyTuple_New(count);
+    if (!are_done)
+        return NULL;
+    unpack_to(target->buf, self, chains, count);
+    for (Py_ssize_t at = 0; at < count; at++)
+        PyTuple_SET_ITEM(are_done, at, PyBool_FromLong(chains[at].is_done));
+    return are_done;
+}
+
+/* The length of all of `count` chains; -1 with an exception set. `taken` counts those that are to be let go. */
+static Py_ssize_t take_chains(struct arguments *all, PyObject *chains, Py_ssize_t count, Py_ssize_t *taken)
+{
+    Py_ssize_t length = 0;
+    while (*taken < count) {
+        struct arguments *one = &all[*taken];
+        if (take_chain(one, PySequence_Fast_GET_ITEM(chains, (*taken)++)) < 0)
+            return -1;
+        if (one->length > PY_SSIZE_T_MAX - length) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        length += one->length;
+    }
+    return length;
+}
+
+static PyObject *unpack_chains(PyObject *object, PyObject *args)
+{
+    Unpacker *self = (Unpacker *)object;
+    PyObject *chains, *result = NULL;
+    Py_buffer target;
+    Py_ssize_t count, taken = 0, length = -1;
+    if (self->is_used)
+        return PyErr_Format(PyExc_RuntimeError, "another thread uses this unpacker");
+    if (!PyArg_ParseTuple(args, "Ow*:unpack_all", &chains, &target))
+        return NULL;
+    chains = PySequence_Fast(chains, "chains are a sequence");
+    count = chains ? PySequence_Fast_GET_SIZE(chains) : 0;
+    struct arguments *all = count <= MOST_CHAINS ? PyMem_Calloc((size_t)count + 1, sizeof(*all)) : NULL;
+    if (!all)
+        PyErr_SetString(PyExc_MemoryError, "no memory for so many chains");
+    else if (chains)
+        length = take_chains(all, chains, count, &taken);
+    if (length > target.len)
+        PyErr_SetString(PyExc_ValueError, "less room than the chains need");
+    else if (length >= 0)
+        result = all_unpacked(self, &target, all, count);
+    while (taken)
+        let_go(&all[--taken]);
+    PyMem_Free(all);
+    Py_XDECREF(chains);
+    PyBuffer_Release(&target);
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"unpack", unpack_chunks, METH_VARARGS, "unpack(chunks, parent, length): plain bytes, or None."},
+    {"unpack_all", unpack_chains, METH_VARARGS, "unpack_all(chains, target): which of them are there."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -33,7 +33,7 @@ from codecs_series import SERIES, saves_of
 
 from ckptfs.store.chain_shape import Standing, choose_parent
 from ckptfs.store.codecs import Coder, Encoded, Parent, Stored, decode_chunk, encode
-from ckptfs.store.codecs.decoding import decode, unpack_chain
+from ckptfs.store.codecs.decoding import Chain, decode, unpack_chain
 from ckptfs.store.codecs.encoded_chunk import decode_header
 from ckptfs.store.codecs.kernels import NATIVE
 from ckptfs.store.encoding_level import Level
@@ -202,7 +202,7 @@ def decoded(stored: Buffer, parents: Sequence[bytes], coder: Coder) -> Buffer:
     """As a reader decodes a chunk whose parents are at hand."""
     header = decode_header(stored)
     if header.codec in (Codec.PLANES, Codec.DELTA):
-        return unpack_chain([(stored, header)], parents[0] if parents else None, coder)
+        return unpack_chain(Chain([(stored, header)], parents[0] if parents else None), coder)
     return decode(stored, header, parents, coder)
 
 

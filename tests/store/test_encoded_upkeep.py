@@ -31,6 +31,7 @@ from encoded_series import (
 
 from ckptfs.store import reading_ahead
 from ckptfs.store.bad_chunks import PlaceHasher
+from ckptfs.store.codecs import Plain
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId
@@ -232,6 +233,9 @@ def test_what_a_reader_wants_is_decoded_beside_and_what_follows_before(series: S
                     plan = store.segments.plan_read(recipe, at, 128 << 10)
                     assert not plan.unverified, "nothing is left to decode in the event loop"
                 parts.append(bytes(store.segments.show(plan)))
+            # Neighbours that were decoded together are answered together, uncopied.
+            whole = store.segments.plan_read(recipe, 0, recipe.size)
+            assert len(whole.parts) < len(recipe)
             nursery.cancel_scope.cancel()
         return b"".join(parts)
 
@@ -252,7 +256,7 @@ def test_a_small_read_does_not_wait_for_what_is_planned_ahead(
         suspects: Sequence[Suspect],
         parents: Mapping[ChunkId, Location],
         hasher: PlaceHasher | None,
-    ) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
+    ) -> tuple[set[ChunkId], dict[ChunkId, Plain]]:
         if len(suspects) > 1:
             waited.append(is_answered.wait(30))
         return real(disk, suspects, parents, hasher)
@@ -294,7 +298,7 @@ def test_what_is_ahead_is_decoded_on_both_cores_and_hashed_on_one(
         suspects: Sequence[Suspect],
         parents: Mapping[ChunkId, Location],
         hasher: PlaceHasher | None,
-    ) -> tuple[set[ChunkId], dict[ChunkId, bytes]]:
+    ) -> tuple[set[ChunkId], dict[ChunkId, Plain]]:
         nonlocal within, most
         with lock:
             within += 1
@@ -360,7 +364,7 @@ def test_only_so_much_is_kept_decoded(series: Series) -> None:
     store = series.store
     kept = sum(len(p) for save in SERIES[:3] for p in save.values())
     series.check()
-    assert 0 < store.segments._decoded._weight <= max(kept, 64 << 20)
+    assert 0 < store.segments._decoded.held_bytes <= max(kept, 64 << 20)
     for number in range(3):
         for chunk in series.chunks(number, BFLOAT16):
             assert store.segments.read(chunk, 5, 10) == store.segments.read(chunk)[5:15]

@@ -7,17 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfs.store.codecs import MAX_DEPTH, Coder, Header, Parent, Stored, decode_chunk, encode
+from ckptfs.store.codecs import MAX_DEPTH, Coder, Header, Parent, Stored, decode_chunk, decode_chunks, encode
+from ckptfs.store.codecs import chain as chain_module
 from ckptfs.store.codecs.chain import MAX_CHUNKS
 from ckptfs.store.codecs.elements import Element
 from ckptfs.store.codecs.encoded_chunk import encode_chunk
 from ckptfs.store.codecs.planes_twin import cast
 from ckptfs.store.errors import Corrupt, NotFound
-from ckptfs.store.hashing import chunk_id
+from ckptfs.store.hashing import chunk_id, crc64
 from ckptfs.store.ids import ChunkId
 from ckptfs.store.segment_format import Codec
 
 CODER = Coder()
+WITHOUT_NATIVE = Coder()
+WITHOUT_NATIVE.unpacker = None
 VALUES = 512
 
 
@@ -77,6 +80,59 @@ def test_a_change_anywhere_in_a_chain_is_found(which: int, data: st.DataObject) 
         else:
             with pytest.raises(Corrupt):
                 decode_chunk(chunk_id(save), changed.__getitem__, CODER)
+
+
+@pytest.mark.parametrize("coder", [CODER, WITHOUT_NATIVE], ids=["native", "without"])
+@pytest.mark.parametrize("together_bytes", [1, 5000, 1 << 30])
+def test_chunks_that_are_decoded_together_are_those_decoded_alone(
+    coder: Coder, together_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_module, "_TOGETHER_BYTES", together_bytes)
+    saves, rows = series(MAX_DEPTH)
+    wanted = [chunk_id(save) for save in saves]
+    rows[chunk_id(b"plain")] = Stored(Codec.RAW, 5, b"plain")
+    found = decode_chunks([*wanted, chunk_id(b"plain")], rows.__getitem__, coder)
+    assert {chunk: bytes(plain.view) for chunk, plain in found.items()} == {
+        chunk_id(plain): plain for plain in [*saves, b"plain"]
+    }
+    assert decode_chunks([], rows.__getitem__, coder) == {}
+
+
+@pytest.mark.parametrize("coder", [CODER, WITHOUT_NATIVE], ids=["native", "without"])
+@given(st.integers(0, MAX_DEPTH), st.data())
+def test_a_change_in_one_chunk_is_none_in_those_beside_it(
+    coder: Coder, which: int, data: st.DataObject
+) -> None:
+    saves, rows = series(MAX_DEPTH)
+    damaged = list(rows)[which]
+    stored = bytearray(rows[damaged].stored)
+    at = data.draw(st.integers(0, len(stored) - 1))
+    stored[at] ^= data.draw(st.integers(1, 255))
+    if data.draw(st.booleans()):
+        stored[-8:] = crc64(stored[:-8]).to_bytes(8, "little")
+    changed = rows | {damaged: Stored(rows[damaged].codec, rows[damaged].length, bytes(stored))}
+
+    def fetch(chunk: ChunkId) -> Stored:
+        if chunk not in changed:
+            raise NotFound("another parent")
+        return changed[chunk]
+
+    found = decode_chunks([chunk_id(save) for save in saves], fetch, coder)
+    right = {chunk: bytes(plain.view) for chunk, plain in found.items()}
+    assert right.items() <= {chunk_id(save): save for save in saves}.items()
+    assert set(map(chunk_id, saves[:which])) <= right.keys()
+
+
+def test_what_cannot_be_fetched_is_left_out() -> None:
+    saves, rows = series(3)
+    missing = chunk_id(saves[1])
+
+    def fetch(chunk: ChunkId) -> Stored:
+        if chunk == missing:
+            raise NotFound("it is not there")
+        return rows[chunk]
+
+    assert [*decode_chunks([chunk_id(save) for save in saves], fetch, CODER)] == [chunk_id(saves[0])]
 
 
 @given(st.permutations(range(MAX_DEPTH + 1)))

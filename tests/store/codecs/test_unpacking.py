@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfs.store.codecs import Coder, Header, Parent, encode
-from ckptfs.store.codecs.decoding import decode, unpack_chain
+from ckptfs.store.codecs.decoding import Chain, decode, unpack_chain, unpack_chains
 from ckptfs.store.codecs.elements import PARAMETERS, WIDTH, Element
 from ckptfs.store.codecs.encoded_chunk import body_of, decode_header
-from ckptfs.store.codecs.kernels import new_unpacker
+from ckptfs.store.codecs.kernels import new_block, new_unpacker
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.hashing import Buffer, chunk_id
 from ckptfs.store.segment_format import Codec
@@ -32,7 +32,7 @@ DTYPES = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "I32": 4, "F32": 4, "F64":
 
 pytestmark = pytest.mark.skipif(new_unpacker() is None, reason="store/native is not built, or no libzstd")
 
-Chain = list[tuple[Buffer, Header]]
+Links = list[tuple[Buffer, Header]]
 
 
 def content(rng: np.random.Generator, length: int, kind: str) -> bytes:
@@ -57,11 +57,11 @@ def near(rng: np.random.Generator, plain: bytes, width: int) -> bytes:
 
 def chain_of(
     seed: int, dtype: str, length: int, generations: int, kind: str
-) -> tuple[Chain, bytes | None, bytes]:
+) -> tuple[Links, bytes | None, bytes]:
     """Some chunks of planes, the raw parent of the first if it has one, and the plain bytes of the last."""
     rng = np.random.default_rng(seed)
     plain = content(rng, length, kind)
-    chain: Chain = []
+    chain: Links = []
     first: bytes | None = None
     for _ in range(generations):
         parent = Parent(chunk_id(plain), plain, len(chain))
@@ -79,7 +79,7 @@ def chain_of(
     return chain, first, plain
 
 
-def packed(chain: Chain) -> list[tuple[Buffer, int, int]]:
+def packed(chain: Links) -> list[tuple[Buffer, int, int]]:
     """The same as the native code takes it."""
     found: list[tuple[Buffer, int, int]] = []
     for encoded, header in chain:
@@ -88,7 +88,7 @@ def packed(chain: Chain) -> list[tuple[Buffer, int, int]]:
     return found
 
 
-def one_by_one(chain: Chain, parent: Buffer | None) -> Buffer | None:
+def one_by_one(chain: Links, parent: Buffer | None) -> Buffer | None:
     """What `decode` says, which has no native call for a chain; None: Corrupt."""
     for encoded, header in chain:
         try:
@@ -124,7 +124,43 @@ def test_a_chain_is_what_its_chunks_are_one_by_one(drawn: tuple[int, str, int, i
     if chain:
         assert one_by_one(chain, parent) == plain
         assert unpacked(packed(chain), parent, len(plain)) == plain
-        assert unpack_chain(chain, parent, CODER) == plain
+        assert unpack_chain(Chain(chain, parent), CODER) == plain
+
+
+def unpacked_together(chains: Sequence[tuple[Links, bytes | None, bytes]]) -> list[bytes | None]:
+    """The same in one call; None: it says that the bytes are not there."""
+    assert CODER.unpacker is not None
+    target = memoryview(bytearray(sum(len(plain) for _, _, plain in chains) + 1))
+    target[-1] = 77
+    asked = [(packed(links), parent, len(plain)) for links, parent, plain in chains]
+    are_there = CODER.unpacker.unpack_all(asked, target)
+    assert target[-1] == 77, "what is behind them is not touched"
+    found: list[bytes | None] = []
+    at = 0
+    for (_, _, plain), is_there in zip(chains, are_there, strict=True):
+        found.append(bytes(target[at : at + len(plain)]) if is_there else None)
+        at += len(plain)
+    return found
+
+
+@given(st.lists(CHAINS, max_size=6), st.integers(0, 1 << 32))
+def test_many_chains_are_unpacked_as_one_is(drawn: list[tuple[int, str, int, int, str]], seed: int) -> None:
+    """Whether one of them is damaged or not."""
+    chains = [one for one in (chain_of(*some) for some in drawn) if one[0]]
+    assert unpacked_together(chains) == [plain for _, _, plain in chains]
+    plains = unpack_chains([Chain(links, parent) for links, parent, _ in chains], CODER)
+    assert [one and bytes(one.view) for one in plains] == [plain for _, _, plain in chains]
+    rng = Random(seed)
+    if not chains:
+        return
+    at = rng.randrange(len(chains))
+    links, parent, plain = chains[at]
+    (encoded, header), *rest = links
+    broken = with_body(header, damaged(rng, bytes(body_of(encoded, header))))
+    chains[at] = [(broken, header), *rest], parent, plain
+    for number, found in enumerate(unpacked_together(chains)):
+        assert found == unpacked(packed(chains[number][0]), chains[number][1], len(chains[number][2]))
+        assert number == at or found == chains[number][2]
 
 
 def damaged(rng: Random, body: bytes) -> bytes:
@@ -158,7 +194,7 @@ def test_what_is_damaged_is_left_alone_or_becomes_as_many_bytes(
         assert found is None or len(found) == len(plain)
 
 
-def planes_of(frame: bytes, count: int) -> Chain:
+def planes_of(frame: bytes, count: int) -> Links:
     """A chunk of one plane, stored as this frame."""
     assert len(frame) < count
     header = Header(Codec.PLANES, count, Element.INT8)
@@ -195,6 +231,30 @@ def test_what_cannot_be_is_refused() -> None:
         unpacked([(b"", 3, 0)], None, 1000)
     with pytest.raises(ValueError):
         unpacked(chunks, plain[1:], 1000)
+    assert CODER.unpacker is not None
+    assert CODER.unpacker.unpack_all([], bytearray()) == ()
+    for asked in ([(chunks, None, 1000)] * 2, [([], None, 1000)], [(chunks, plain[1:], 1000)]):
+        with pytest.raises(ValueError):
+            CODER.unpacker.unpack_all(asked, bytearray(1999))
+    with pytest.raises(TypeError):
+        CODER.unpacker.unpack_all([(chunks, None, 1000)], memoryview(bytes(1000)))
+    with pytest.raises(MemoryError):
+        CODER.unpacker.unpack_all([(chunks, None, 1000)] * 5000, bytearray(1000))
+
+
+def test_memory_that_somebody_looks_at_is_not_used_again() -> None:
+    seen = []
+    for number in range(20):
+        block = new_block(3 << 20)
+        assert block.nbytes >= 3 << 20
+        block[:] = bytes([number]) * block.nbytes
+        seen.append((number, block[number << 10 :][: 1 << 20].toreadonly()))
+        del block
+        if number % 3 == 2:
+            del seen[number % len(seen)]
+        assert all(bytes(view) == bytes([value]) * (1 << 20) for value, view in seen)
+    for length in (1, 5000, (1 << 20) + 1):
+        assert new_block(length).nbytes >= length
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
