@@ -32,6 +32,7 @@ from encoded_series import (
 from ckptfs.store import reading_ahead
 from ckptfs.store.bad_chunks import PlaceHasher
 from ckptfs.store.codecs import Plain
+from ckptfs.store.codecs.kernels import new_unpacker
 from ckptfs.store.disk import Disk
 from ckptfs.store.errors import Corrupt
 from ckptfs.store.ids import ChunkId
@@ -233,9 +234,10 @@ def test_what_a_reader_wants_is_decoded_beside_and_what_follows_before(series: S
                     plan = store.segments.plan_read(recipe, at, 128 << 10)
                     assert not plan.unverified, "nothing is left to decode in the event loop"
                 parts.append(bytes(store.segments.show(plan)))
-            # Neighbours that were decoded together are answered together, uncopied.
-            whole = store.segments.plan_read(recipe, 0, recipe.size)
-            assert len(whole.parts) < len(recipe)
+            if new_unpacker() is not None and series.level == "fast":
+                # Neighbours that were decoded together (planes are) are answered together, uncopied.
+                whole = store.segments.plan_read(recipe, 0, recipe.size)
+                assert len(whole.parts) < len(recipe)
             nursery.cancel_scope.cancel()
         return b"".join(parts)
 

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfs.store.codecs import Coder, Header, Parent, encode
@@ -118,6 +118,7 @@ CHAINS = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(CHAINS)
 def test_a_chain_is_what_its_chunks_are_one_by_one(drawn: tuple[int, str, int, int, str]) -> None:
     chain, parent, plain = chain_of(*drawn)
@@ -143,6 +144,7 @@ def unpacked_together(chains: Sequence[tuple[Links, bytes | None, bytes]]) -> li
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(CHAINS, max_size=6), st.integers(0, 1 << 32))
 def test_many_chains_are_unpacked_as_one_is(drawn: list[tuple[int, str, int, int, str]], seed: int) -> None:
     """Whether one of them is damaged or not."""
@@ -176,6 +178,7 @@ def damaged(rng: Random, body: bytes) -> bytes:
     return body[:at] + bytes([body[at] ^ 1 << rng.randrange(8)]) + body[at + 1 :]
 
 
+@settings(deadline=None)
 @given(CHAINS, st.integers(0, 1 << 32))
 def test_what_is_damaged_is_left_alone_or_becomes_as_many_bytes(
     drawn: tuple[int, str, int, int, str], seed: int
