@@ -130,21 +130,25 @@ def _settle_rows(index: Index, unit_id: UnitId, file: HistoryFile) -> list[str]:
         if right != unit:
             wrong.append(f"the row of unit {unit.text}")
             change.put(Table.UNIT, unit_id, encode_unit(right))
-    if wrong:
+    if change.operations:
         index.apply(change)
     return wrong
 
 
 def _settle_contents(index: Index, file: HistoryFile, change: Change) -> list[str]:
-    """The same for rows of DIGEST and HEALTH. Those of contents that are gone went with them."""
+    """The same for rows of DIGEST and HEALTH. Those of contents that are gone went with them; if such a
+    content was saved anew, its row is put back, and nothing was wrong."""
     wrong = []
     for (number, recipe), value in file.rows.items():
         table = Table(number)
-        if table not in (Table.DIGEST, Table.HEALTH) or index.get(table, recipe) == value:
+        if table not in (Table.DIGEST, Table.HEALTH):
             continue
-        if index.get(Table.CHUNK, recipe) is not None:
+        have = index.get(table, recipe)
+        if have == value or index.get(Table.CHUNK, recipe) is None:
+            continue
+        change.put(table, recipe, value)
+        if have is not None:
             wrong.append(f"the row {table.name} {recipe.hex()}")
-            change.put(table, recipe, value)
     return wrong
 
 
