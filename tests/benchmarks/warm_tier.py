@@ -31,10 +31,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from codecs_series import SERIES, saves_of
 from mounting import Mount, memory_folder
 
+from ckptfs.daemon.encoding_files import LEAST_FILE_BYTES
 from ckptfs.store.encoding_plan import path_key
 
 LIMIT_S = 1800.0
 _LAST_STEP = "999999999"
+_LATER = os.urandom(LEAST_FILE_BYTES)
+"""A later save; a smaller file is none, so that a broken one does not make the good one history."""
 _ZIPNN = """
 import sys, zipnn
 total = 0
@@ -113,7 +116,7 @@ def by_ckptfs(folder: Path, saves: list[list[Path]], write_path: str, result: Re
             for key in later:
                 path = run / key.replace("#", _LAST_STEP)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(b"end")
+                path.write_bytes(_LATER)
             mount.publish("run", timeout_s=LIMIT_S)
             before = digests(run)
             mount.cli("encode", str(run), timeout_s=LIMIT_S)
@@ -122,7 +125,7 @@ def by_ckptfs(folder: Path, saves: list[list[Path]], write_path: str, result: Re
             mount.start()
             assert digests(run) == before, "every byte is the same after a restart"
             usage = mount.facts("du", str(run))
-            result.stored[name] = int(str(usage["stored_bytes"])) - len(b"end")
+            result.stored[name] = int(str(usage["stored_bytes"])) - len(_LATER)
             result.by_codec = dict(usage["by_codec"])  # type: ignore[call-overload]
 
 
