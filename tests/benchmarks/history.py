@@ -30,6 +30,7 @@ from synthetic_versions import roll_back, synthetic
 
 from ckptfs.daemon.addresses import Address, Addresses
 from ckptfs.daemon.queries import Facts, Queries
+from ckptfs.store.health_log import HealthLog
 from ckptfs.store.history import State, VersionRecord
 from ckptfs.store.index import Change
 from ckptfs.store.inode import ROOT_INO
@@ -123,6 +124,7 @@ def _queries(small: SmallFace) -> tuple[Queries, Address]:
         Keyring(),
         WriterLog(parts.disk, parts.index, parts.histories),
         MergeLog(parts.disk, parts.index, parts.histories),
+        HealthLog(parts.disk, parts.index, parts.histories),
     )
     return queries, addresses.find("/run")
 
